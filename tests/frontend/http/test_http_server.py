@@ -29,6 +29,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.http import http_server
 from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED
+from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES
@@ -50,7 +51,12 @@ def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
 
 @contextmanager
 def running(app: ASGIApp, api: ApiSettings, on_refused: Callable[[], object] = bool) -> Iterator[int]:
-    server = make_server(app, api, on_refused)
+    with run(make_server(app, api, on_refused)) as port:
+        yield port
+
+
+@contextmanager
+def run(server: FairAcceptServer) -> Iterator[int]:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
@@ -90,6 +96,8 @@ def ask(path: str, body: bytes, length: int | None = None) -> bytes:
     )
 
 
+VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
+LAST = VERSION.replace(b"Host", b"Connection: close\r\nHost")
 ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
 
 
@@ -151,6 +159,46 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_ends(engine
     engine.on_abandoned = has_ended.set
     with serving(engine, **SLOW) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
         assert has_ended.wait(PATIENCE)
+
+
+async def tell_some(_scope: Scope, _receive: Receive, send: Send) -> None:
+    """An app whose answers are shorter than what makes a server pause its writing."""
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"30000")]})
+    await send({"type": "http.response.body", "body": b"x" * 30_000})
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("last", [VERSION, LAST], ids=["keep-alive", "close"])
+def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(loop: str, last: bytes) -> None:
+    server = make_server(tell_some, ApiSettings(slow_client_seconds=0.3))
+    server.config.loop = loop
+    state = server.server_state
+    with run(server) as port, connected(port, b"") as connection:
+        # Until the kernel takes no more: little enough then waits in the server that writing is not paused.
+        num_sent = 0
+        while not has_unsent_bytes(server):
+            connection.sendall(VERSION)
+            num_sent += 1
+            while state.total_requests < num_sent:
+                time.sleep(0.001)
+        connection.sendall(last)
+        await_true(lambda: not state.connections)
+
+
+def has_unsent_bytes(server: FairAcceptServer) -> bool:
+    """Return whether answers wait in the server for longer than an iteration of its event loop."""
+    for _ in range(2):
+        if not any(each.transport.get_write_buffer_size() for each in tuple(server.server_state.connections)):
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def await_true(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
@@ -290,8 +338,6 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None
         assert has_left.wait(PATIENCE)
 
 
-VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-LAST = VERSION.replace(b"Host", b"Connection: close\r\nHost")
 CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 

@@ -26,17 +26,27 @@ TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
 class _Deadline:
     """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
 
-    At most one timer runs at a time.
+    At most one timer runs at a time.  While it does, nothing may be written, or what is left tells nothing.
     """
 
-    def __init__(self, seconds: float, fault: str, count_left: Callable[[], int] = int) -> None:
-        self._seconds, self._fault, self._count_left = seconds, fault, count_left
+    def __init__(
+        self,
+        seconds: float,
+        fault: str,
+        count_left: Callable[[], int] = int,
+        is_awaited: Callable[[], object] = lambda: True,
+    ) -> None:
+        self._seconds, self._fault, self._count_left, self._is_awaited = seconds, fault, count_left, is_awaited
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, transport: asyncio.Transport) -> None:
         if self._timer is None:
             event_loop = asyncio.get_running_loop()
             self._timer = event_loop.call_later(self._seconds, self._end, transport, self._count_left())
+
+    def restart(self, transport: asyncio.Transport) -> None:
+        self.stop()
+        self.start(transport)
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -45,6 +55,8 @@ class _Deadline:
 
     def _end(self, transport: asyncio.Transport, num_left: int) -> None:
         self._timer = None
+        if not self._is_awaited():
+            return
         if num_left - self._count_left() >= MIN_BYTES_PER_SECOND * self._seconds:
             self.start(transport)
             return
@@ -61,6 +73,7 @@ class SlowClientLimits(asyncio.Protocol):
     recognizes_bodies: ClassVar[bool] = False
     # Attributes of uvicorn's protocol.
     transport: asyncio.Transport
+    flow: Any
     cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -68,7 +81,8 @@ class SlowClientLimits(asyncio.Protocol):
         # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = _Deadline(self.patience_seconds, "sent no complete request")
-        self._to_read = _Deadline(self.patience_seconds, "did not read its answer", partial(_count_unread, transport))
+        unread = partial(_count_unread, transport), transport.get_write_buffer_size
+        self._to_read = _Deadline(self.patience_seconds, "did not read its answer", *unread)
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -81,6 +95,8 @@ class SlowClientLimits(asyncio.Protocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._to_ask.stop()
+            if not self.flow.write_paused:
+                self._to_read.stop()  # its answer is about to be written
         else:
             self._to_ask.start(self.transport)
         if not self.recognizes_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
@@ -108,13 +124,23 @@ class SlowClientLimits(asyncio.Protocol):
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
         self.transport.close()
 
+    def on_response_complete(self) -> None:
+        """Watch the end of an answer too: writing is not paused for it, and closing would wait for it without limit."""
+        super().on_response_complete()  # type: ignore[misc]
+        self._watch_reading()
+
+    def _watch_reading(self) -> None:
+        if self.cycle is not None and self.cycle.response_complete and self.transport.get_write_buffer_size():
+            self._to_read.restart(self.transport)
+
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._to_read.start(self.transport)
+        self._to_read.restart(self.transport)
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._to_read.stop()
+        self._watch_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._to_ask.stop()
