@@ -16,8 +16,12 @@ from keepsight import StructuredOutputsParams, __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError, InvalidArgumentError, MediaWorkersLostError, RequestFailedError
 from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.answer_chat import ChatAnswer
+from keepsight.frontend.api.answer_completion import CompletionAnswer
+from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.kept_responses import KeptResponses
+from keepsight.frontend.api.responses_request import LOGPROBS
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import check_grammar
 from keepsight.frontend.prompt.lift_data_urls import MIN_BYTES, LiftedUrl
@@ -633,3 +637,28 @@ def test_a_finished_answer_is_freed_without_garbage_collection(client: Client, t
     finally:
         gc.enable()
         client.kept.close()
+
+
+@pytest.mark.parametrize("is_large", [False, True])
+@pytest.mark.parametrize(
+    ("path", "fields", "answer_type"),
+    [
+        ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "top_logprobs": 20}, ChatAnswer),
+        ("/v1/completions", {"prompt": "Hello", "logprobs": 20}, CompletionAnswer),
+        ("/v1/responses", {"input": "Hello", "include": [LOGPROBS], "top_logprobs": 20}, ResponsesAnswer),
+    ],
+)
+def test_an_answer_with_many_log_probabilities_is_built_outside_the_event_loop(
+    client: Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: Any, answer_type: Any, is_large: bool
+) -> None:
+    build, threads = answer_type._completion, list[threading.Thread]()
+
+    def note_thread(answer: Any, choices: Any) -> Any:
+        threads.append(threading.current_thread())
+        return build(answer, choices)
+
+    monkeypatch.setattr(answer_type, "_completion", note_thread)
+    client.engine.token_ids = client.preparer.tokenizer.encode("Red. ") * (50 if is_large else 1)
+    assert client.send("POST", path, json={"model": MODEL, **fields}).status_code == 200
+    [thread] = threads
+    assert (thread is not threading.main_thread()) == is_large, "which runs the event loop"

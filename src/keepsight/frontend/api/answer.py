@@ -32,9 +32,10 @@ from keepsight.requests import FinishReason, TierStatus, TokenLogprob, TokenOutp
 logger = logging.getLogger(__name__)
 # An answer that is not streamed is given up once this many engines have been lost while generating it.
 MAX_ATTEMPTS = 3
-# Builds answers with prompt log-probabilities (tens of thousands of numbers), one at a time: each further thread would
-# delay the event loop more.
-_prompt_logprobs_executor = ThreadPoolExecutor(1, "prompt logprobs")
+# Builds large answers, one at a time: each further thread would delay the event loop more.
+_large_answers_executor = ThreadPoolExecutor(1, "large answers")
+# So many tokens and log-probabilities are written in five milliseconds; an answer may have millions.
+MAX_PARTS_ON_LOOP = 1024
 # Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -140,12 +141,16 @@ class Answer(AskedPrompts, ABC):
     async def whole(self, engine: Engine) -> msgspec.Struct:
         with engine.holding_ends(self.accounts):
             choices = await self._gather(engine)
-        if self._request.choose_prompt_logprobs() is None:
-            completion = self._completion(choices)
-        else:
+        if self._is_large(choices):
             loop = asyncio.get_running_loop()
-            completion = await loop.run_in_executor(_prompt_logprobs_executor, self._completion, choices)
+            completion = await loop.run_in_executor(_large_answers_executor, self._completion, choices)
+        else:
+            completion = self._completion(choices)
         return await self._settle(self._with_account(completion))
+
+    def _is_large(self, choices: Sequence[Sequence[AnswerPiece]]) -> bool:
+        num_parts = sum(map(len, choices)) * (1 + (self._request.choose_logprobs() or 0))
+        return num_parts > MAX_PARTS_ON_LOOP or self._request.choose_prompt_logprobs() is not None
 
     async def _settle(self, body: Body) -> Body:
         """Called with the finished body before the end of the answer is sent; returns the body to send."""
