@@ -598,6 +598,14 @@ def test_a_failing_request_s_path_is_escaped_in_the_log(
     assert line.startswith("GET /debug/requests/%1B%5B2J%C2%85%E2%80%A8")
 
 
+def test_a_very_long_path_is_not_logged_whole(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "keepsight.frontend.api.request_log"):
+        client.send("GET", "/" + "^" * 60_000)
+    [line] = [record.getMessage() for record in caplog.records if record.name == "keepsight.frontend.api.request_log"]
+    assert line.startswith("GET /%5E%5E")
+    assert len(line) < 1000
+
+
 def test_a_very_long_prompt_does_not_block_other_requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 

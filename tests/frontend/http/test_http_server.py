@@ -148,6 +148,13 @@ def test_an_answer_to_what_is_no_request_has_an_id_of_its_own(engine: FakeEngine
     assert ids[0] != ids[1]
 
 
+def test_what_is_no_request_is_not_logged(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with serving(engine) as port, connected(port, b"\x16\x03\x01\x02\x00") as connection:
+        assert b" 400 " in read_to_end(connection)
+    assert "Invalid HTTP request" not in caplog.text
+
+
 def test_a_body_that_does_not_come_times_out(engine: FakeEngine) -> None:
     with serving(engine, **SLOW) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
         assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]

@@ -29,13 +29,17 @@ CLIENT_CLOSED_REQUEST = 499  # nginx's number, used only in this log: there is n
 _RAW_HEADER = HEADERS[0].encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
+# Strangers choose it, and it may be as long as headers may.
+MAX_SHOWN_PATH = 200
 # Polled every few seconds by monitoring.
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
 def format_request_line(scope: Scope) -> str:
     """Format a request for the log, quoting its path: line breaks and terminal escapes must not forge log lines."""
-    return f"{scope['method']} {quote(scope['path'])}"
+    path = scope["path"]
+    shown = path if len(path) <= MAX_SHOWN_PATH else path[: MAX_SHOWN_PATH - 3] + "..."
+    return f"{scope['method']} {quote(shown)}"
 
 
 class RequestLog:

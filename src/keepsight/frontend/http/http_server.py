@@ -20,14 +20,23 @@ from keepsight.frontend.http.slow_client_limits import SlowClientLimits
 # has to close it, or a request meets a connection that was just closed, and is lost.  uvicorn's default of 5 seconds
 # equals httpx's.
 IDLE_SECONDS = 75
-# Messages that asyncio (and uvloop) log for each write, from the sixth on, between a client's disconnect and their
-# report of it: an answer with many choices writes more than five times.
-SUPPRESSED_LOG_MESSAGES = frozenset({"SSL connection is closed", "socket.send() raised exception."})
+# Messages that strangers could fill the log with.
+SUPPRESSED_LOG_MESSAGES = frozenset(
+    {
+        # asyncio (and uvloop) log these for each write, from the sixth on, between a client's disconnect and their
+        # report of it: an answer with many choices writes more than five times.
+        "SSL connection is closed",
+        "socket.send() raised exception.",
+        # uvicorn's, of whatever speaks another protocol.
+        "Invalid HTTP request received.",
+    }
+)
 
 
 def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> FairAcceptServer:
     """Create the server.  `on_refused` is called for each 4xx that the app does not see."""
-    logging.getLogger("asyncio").addFilter(_is_not_suppressed)
+    for name in ("asyncio", "uvicorn.error"):
+        logging.getLogger(name).addFilter(_is_not_suppressed)
     base = DirectBodyProtocol if hasattr(AutoHTTPProtocol, "on_body") else SlowClientLimits
     terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
     protocol = type("Protocol", (base, AutoHTTPProtocol), terms)
