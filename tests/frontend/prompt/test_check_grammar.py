@@ -1,3 +1,4 @@
+import errno
 import importlib.util
 import json
 import subprocess
@@ -64,6 +65,15 @@ def test_a_machine_that_is_too_busy_is_no_fault_of_a_grammar(monkeypatch: pytest
         with pytest.raises(ServerOverloadedError, match="try again"):
             checker.find_fault(GOOD)
     assert checker.find_fault(GOOD) == ""
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(ServerOverloadedError, match="Too many open files"):
+        GrammarChecker().find_fault("%%")
 
 
 def test_a_server_without_the_library_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:

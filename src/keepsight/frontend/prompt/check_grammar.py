@@ -75,6 +75,8 @@ def _try_to_compile(grammar: str) -> str:
         done = subprocess.run(
             command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=2 * MAX_SECONDS
         )
+    except OSError as error:  # no process can be started, or no file opened
+        raise ServerOverloadedError(f"no grammar can be compiled at the moment, try again: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
         # With a CPU to itself it would have finished earlier, or hit its CPU limit.
         message = f"a grammar was not compiled within {2 * MAX_SECONDS} seconds, as the machine is too busy; try again"
