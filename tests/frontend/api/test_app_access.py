@@ -1,7 +1,9 @@
 """Access control: which caller may use which path, with the app in process."""
 
+import asyncio
 import threading
 
+import httpx
 import pytest
 
 from keepsight.api_settings import ApiSettings
@@ -14,6 +16,8 @@ RESETS = {
     "/reset_encoder_cache": {"encoder": True},
     "/reset_mm_cache": {"processor": True},
 }
+
+PATIENCE = 5  # seconds
 
 
 def bearing(key: str) -> dict[str, str]:
@@ -91,6 +95,26 @@ def test_a_reset_does_not_block_other_requests(
     assert client.send("POST", path).json() == {}
     [thread] = threads
     assert thread is not threading.main_thread(), "which runs the event loop"
+
+
+def test_resets_that_wait_for_an_engine_leave_the_threads_to_other_requests(
+    client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end = threading.Event()
+    monkeypatch.setattr(engine, "reset_caches", lambda **_: may_end.wait(PATIENCE))
+
+    async def run() -> None:
+        transport = httpx.ASGITransport(client.make_app())
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            resets = [asyncio.create_task(http.post("/reset_prefix_cache")) for _ in range(50)]
+            await asyncio.sleep(0)
+            assert (await http.post("/detokenize", json={"tokens": [5]})).status_code == 200
+            assert not may_end.is_set()
+            assert not any(each.done() for each in resets)
+            may_end.set()
+            assert {each.status_code for each in await asyncio.gather(*resets)} == {200}
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

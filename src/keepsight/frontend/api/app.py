@@ -11,6 +11,7 @@ from typing import TypeVar
 from urllib.parse import quote
 
 import msgspec
+from anyio import CapacityLimiter, to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -77,6 +78,8 @@ from keepsight.observe.server_view import ServerView
 logger = logging.getLogger(__name__)
 # Limit on all bodies being read or prepared at once, as a multiple of the largest body allowed.
 MAX_LARGEST_BODIES = 16
+# Resets under way at once; others wait for them.
+MAX_RESETS = 2
 # Bytes.  Larger bodies that may hold token ids are parsed in a thread: each id is checked, which takes seconds for the
 # largest.
 MAX_TOKEN_IDS_ON_LOOP = 2**18
@@ -137,6 +140,8 @@ class Api:
             salt_of = partial(isolate_salt, settings)
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self.pins, self._admit_body, salt_of)
             self.files = FilesApi(self.media, handles, self._admit_body)
+        # Resets wait for all engines, for up to half a minute; they must not take the threads of other requests.
+        self._resets = CapacityLimiter(MAX_RESETS)
         self.kept = None if kept is None else ResponsesApi(kept, self._room)
 
     # Answers ----------------------------------------------------------------------------------------------------
@@ -326,7 +331,7 @@ class Api:
 
     async def reset(self, _http: Request, **caches: bool) -> Response:
         # Freeing gigabytes of pixels takes about a second.
-        await run_in_threadpool(self._engine.reset_caches, **caches)
+        await to_thread.run_sync(partial(self._engine.reset_caches, **caches), limiter=self._resets)
         return json_response({})
 
 
