@@ -241,6 +241,13 @@ class EngineLostError(RequestFailedError):
         self.had_begun = had_begun
 
 
+class SlowReaderError(RequestFailedError):
+    """The client read its stream so slowly that too much of the answer waited for it: the rest was dropped."""
+
+    status = 408
+    code = "slow_reader"
+
+
 class MediaWorkersLostError(RequestFailedError):
     """No media worker can be started: worth trying again."""
 

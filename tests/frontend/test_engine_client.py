@@ -17,8 +17,10 @@ from keepsight.errors import (
     InvalidArgumentError,
     PictureError,
     RequestFailedError,
+    SlowReaderError,
     WireError,
 )
+from keepsight.frontend import unread_outputs
 from keepsight.frontend.caller import ConnectedEngine, Outputs
 from keepsight.frontend.choose_engine import SLACK_TOKENS
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient
@@ -26,6 +28,7 @@ from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.unread_outputs import MAX_PAUSE_SECONDS
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.counters import Counters
@@ -406,6 +409,66 @@ def test_reading_buffered_tokens_lets_other_tasks_run_in_between(client: EngineC
         return turns
 
     assert "another's" in asyncio.run(take_late())[:-1]
+
+
+async def read_behind(client: EngineClient, clock: Clock, *, pause: float) -> list[Any]:
+    """Read one token, wait, while the others come, for `pause` seconds, and read on; return what was read."""
+    tokens = client.generate(cast(PreparedRequest, prepared("1")))
+    reading = asyncio.create_task(anext(tokens))
+    await asyncio.sleep(0)
+    client.receive([TokenOutput("1", 0, 0)])
+    read: list[Any] = [(await reading).token_id]
+    for token_id in range(1, MAX_UNREAD + 2):
+        clock.now += pause / MAX_UNREAD
+        client.receive([TokenOutput("1", 0, token_id)])
+        await asyncio.sleep(0)
+    try:
+        read += [(await anext(tokens)).token_id for _ in range(MAX_UNREAD + 1)]
+    except SlowReaderError as error:
+        read.append(error.code)
+    await tokens.aclose()
+    return read
+
+
+MAX_UNREAD = 8
+
+
+def test_a_reader_that_waits_for_its_client_is_cut_off_when_far_behind(
+    client: EngineClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_outputs, "MAX_UNREAD_PARTS", MAX_UNREAD)
+    engine = Engine()
+    client.connect(engine.send)
+    assert asyncio.run(read_behind(client, clock, pause=2 * MAX_PAUSE_SECONDS)) == [0, "slow_reader"]
+    assert engine.of(AbortRequest) == [AbortRequest("1")]
+    client.check_invariants()
+
+
+def test_a_reader_that_is_far_behind_for_a_moment_is_not_cut_off(
+    client: EngineClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_outputs, "MAX_UNREAD_PARTS", MAX_UNREAD)
+    client.connect(Engine().send)
+    assert asyncio.run(read_behind(client, clock, pause=MAX_PAUSE_SECONDS / 2)) == list(range(MAX_UNREAD + 2))
+
+
+def test_outputs_that_come_all_at_once_to_a_waiting_reader_do_not_cut_it_off(
+    client: EngineClient, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread_outputs, "MAX_UNREAD_PARTS", MAX_UNREAD)
+    client.connect(Engine().send)
+
+    async def read_burst() -> list[int]:
+        tokens = client.generate(cast(PreparedRequest, prepared("1")))
+        reading = asyncio.create_task(anext(tokens))
+        await asyncio.sleep(0)
+        clock.now += 2 * MAX_PAUSE_SECONDS
+        client.receive([TokenOutput("1", 0, token_id) for token_id in range(2 * MAX_UNREAD)])
+        read = [(await reading).token_id] + [(await anext(tokens)).token_id for _ in range(2 * MAX_UNREAD - 1)]
+        await tokens.aclose()
+        return read
+
+    assert asyncio.run(read_burst()) == list(range(2 * MAX_UNREAD))
 
 
 def asked_for_two() -> Prepared:

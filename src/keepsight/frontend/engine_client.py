@@ -23,6 +23,7 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.media_query import MediaPlaces, MediaQuery
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.reset_query import ResetQuery
+from keepsight.frontend.unread_outputs import UnreadOutputs
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (
@@ -165,21 +166,19 @@ class EngineClient:
 
         Raises the error that making its pixels raised (before the first token), and RequestFailedError.
         """
-        arrived: asyncio.Queue[Outputs] = asyncio.Queue()
-        caller = Caller(prepared, arrived.put_nowait, asyncio.get_running_loop())
+        leave = partial(self.leave, prepared.engine_request.request_id)
+        unread = UnreadOutputs(leave, self._clock)
+        caller = Caller(prepared, unread.put, asyncio.get_running_loop())
         self._admit(caller)
         try:
-            while caller.unfinished or not arrived.empty():
-                if not arrived.empty():
-                    # Outputs have piled up, as when the client did not read: `get` alone would never suspend, and no
-                    # other task would run until the end.
-                    await asyncio.sleep(0)
-                for output in await arrived.get():
+            while caller.unfinished or unread:
+                for output in await unread.take():
                     if isinstance(output, Exception):
                         raise output
                     yield output
+                    unread.note_read()
         finally:
-            self.leave(caller.request_id)
+            leave()
 
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
         """For a caller that may generate lost answers again: each account is one request, however often it is begun."""

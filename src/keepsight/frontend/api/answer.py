@@ -18,7 +18,13 @@ from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, renaming_fields
+from keepsight.errors import (
+    EngineLostError,
+    InvalidArgumentError,
+    RequestFailedError,
+    SlowReaderError,
+    renaming_fields,
+)
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
 from keepsight.frontend.api.tool_fields import NO_CALLS, CallTerms
@@ -191,6 +197,8 @@ class Answer(AskedPrompts, ABC):
             if isinstance(error, InvalidArgumentError):
                 # The message is not logged: it may quote the caller's input.
                 logger.info("the answer %s failed because of the request's %s", self.id, error.field)
+            elif isinstance(error, SlowReaderError):
+                logger.info("the answer %s was cut off, as its client read too slowly: %s", self.id, error)
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self.id, error, exc_info=not is_foreseen)
