@@ -28,7 +28,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.http import http_server
-from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED
+from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED, PIECE_BYTES
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
@@ -98,6 +98,7 @@ def ask(path: str, body: bytes, length: int | None = None) -> bytes:
 
 VERSION = b"GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
 LAST = VERSION.replace(b"Host", b"Connection: close\r\nHost")
+CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
 ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "stream": True}).encode()
 
 
@@ -345,9 +346,6 @@ def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None
         assert has_left.wait(PATIENCE)
 
 
-CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-
 @pytest.mark.parametrize(
     "endless", [b"0\r\n" + b"a: b\r\n" * 60_000, b"0\r\na: " + b"b" * 400_000, b"1;" + b"a" * 400_000]
 )
@@ -389,16 +387,54 @@ def test_trailers_are_not_headers_of_the_request() -> None:
         assert b"authorization" not in read_to_end(connection)
 
 
-def test_pipelined_requests_are_all_answered(engine: FakeEngine) -> None:
-    with serving(engine) as port, connected(port, VERSION * MAX_PIPELINED + LAST) as connection:
-        assert read_to_end(connection).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
+@pytest.mark.parametrize("num_requests", [10, MAX_PIPELINED + 8, 5000])
+def test_pipelined_requests_are_all_answered(engine: FakeEngine, num_requests: int) -> None:
+    with serving(engine) as port, connected(port, VERSION * num_requests + LAST) as connection:
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == num_requests + 1
 
 
-def test_the_number_of_pipelined_requests_is_limited(engine: FakeEngine) -> None:
-    with serving(engine) as port, connected(port, VERSION * 10 * MAX_PIPELINED) as connection:
-        answers = read_to_end(connection)
-    assert answers.count(b"HTTP/1.1 200") < MAX_PIPELINED
-    assert answers.count(b"HTTP/1.1 400") == 1
+def test_few_pipelined_requests_wait_in_the_server() -> None:
+    may_answer, most = threading.Event(), 0
+
+    async def answer_late(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal most
+        await asyncio.to_thread(may_answer.wait, PATIENCE)
+        [connection] = server.server_state.connections
+        most = max(most, len(connection.pipeline))  # type: ignore[union-attr]
+        await Response()(scope, receive, send)
+
+    server = make_server(answer_late, ApiSettings())
+    with run(server) as port, connected(port, VERSION * 5000 + LAST) as connection:
+        may_answer.set()
+        assert read_to_end(connection).count(b"HTTP/1.1 200") == 5001
+    assert 0 < most <= MAX_PIPELINED + PIECE_BYTES // len(VERSION) + 1
+
+
+@pytest.mark.parametrize(
+    "invalid",
+    [b"no request\r\n\r\n", VERSION[:-2] + b"a:\r\n" * MAX_HEADERS + b"\r\n", CHUNKED + b"xyz\r\n"],
+    ids=["garbage", "headers", "body"],
+)
+def test_what_is_invalid_is_refused_behind_the_answers_to_the_requests_before_it(
+    engine: FakeEngine, invalid: bytes
+) -> None:
+    with serving(engine) as port, connected(port, VERSION * 2 + invalid * 2) as connection:
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [b"200", b"200", b"431" if len(invalid) > 500 else b"400"]
+
+
+def test_a_client_that_leaves_while_its_next_request_waits_is_noticed(engine: FakeEngine) -> None:
+    engine.is_endless = True
+    has_begun, has_ended = threading.Event(), threading.Event()
+    engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set
+    body = json.dumps({"messages": [{"role": "user", "content": "Hello"}]}).encode()
+    sent = ask("/v1/chat/completions", body).replace(b"Connection: close\r\n", b"")
+    with serving(engine, slow_client_seconds=2 * PATIENCE) as port:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(sent)
+            assert has_begun.wait(PATIENCE)
+            connection.sendall(ask("/tokenize", b" " * 300_000, 2_000_000))
+        assert has_ended.wait(PATIENCE)
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])

@@ -1,11 +1,13 @@
 """A connection that writes large bodies directly to where they go, and answers pipelined requests in order."""
 
 import asyncio
+import socket
 import sys
 from functools import partial
 from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.flow_control import FlowControl
 
 from keepsight.frontend.http.direct_reader import Connection, DirectReader
 from keepsight.frontend.http.read_body import COLLECT_BODY, Body
@@ -18,8 +20,25 @@ TOO_MANY = f"there are more than {MAX_HEADERS} headers"
 # believed: a client that stalls holds at most BELIEVED_RATIO times the memory of what it sent.
 MIN_DIRECT_BYTES = 256 * 1024
 BELIEVED_RATIO = 32
-# Requests of one connection that wait for those before them: clients that pipeline at all send a few.
+# Requests of one connection that wait for those before them: clients that pipeline at all send a few.  A piece of
+# PIECE_BYTES may hold some more.
 MAX_PIPELINED = 32
+PIECE_BYTES = 1024
+END_OF_HEAD = b"\r\n\r\n"
+# How often to look whether a client has left from which nothing is read for now.
+SECONDS_BETWEEN_LOOKS = 1.0
+# States in Linux's `struct tcp_info`: reset, and ended by the client.
+LEFT_STATES = (7, 8)
+
+
+class _HeldFlow(FlowControl):
+    """Lets nobody resume reading while what was read has to wait."""
+
+    is_held = False
+
+    def resume_reading(self) -> None:
+        if not self.is_held:
+            super().resume_reading()
 
 
 class DirectBodyProtocol(SlowClientLimits, Connection):
@@ -28,7 +47,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     recognizes_bodies = True
     # Attributes of uvicorn's protocol.
     scope: dict[str, Any]
-    flow: Any
+    flow: _HeldFlow
     parser: Any
     url: bytes
     headers: list[tuple[bytes, bytes]]
@@ -41,17 +60,93 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     # True once the headers are complete: later ones, after a body, are trailers and not part of them.
     _has_headers = False
     _received = b""
+    # The refusal that follows the answers to the requests before it; what comes behind it is dropped.
+    _refusal: tuple[bytes, str] | None = None
+    _next_look: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = _HeldFlow(transport)
+        # What is not parsed yet, as too many requests wait.
+        self._unparsed = bytearray()
 
     def data_received(self, data: bytes) -> None:
+        if self._refusal is not None:
+            return
+        if self._unparsed or data.count(END_OF_HEAD) > MAX_PIPELINED:
+            self._unparsed += data
+            self._parse_in_pieces()
+        else:
+            self._parse(data)
+        self._look_out()
+
+    def _parse(self, data: bytes) -> None:
         self._received = data
         super().data_received(data)
         self._received = b""
         self._try_read_directly()
 
+    def _parse_in_pieces(self) -> None:
+        """Parse what came until enough requests wait."""
+        self.flow.is_held = True
+        while self._unparsed and len(self.pipeline) < MAX_PIPELINED and not self.transport.is_closing():
+            piece = bytes(self._unparsed[:PIECE_BYTES])
+            del self._unparsed[:PIECE_BYTES]
+            self._parse(piece)
+        if self._unparsed:
+            self.flow.pause_reading()
+        else:
+            self.flow.is_held = False
+            self.flow.resume_reading()
+            self._try_read_directly()
+
+    def _look_out(self) -> None:
+        """Look now and then whether the client has left: while reading is paused nobody reports it."""
+        if self._is_answering and self.flow.read_paused and self._next_look is None:
+            event_loop = asyncio.get_running_loop()
+            self._next_look = event_loop.call_later(SECONDS_BETWEEN_LOOKS, self._end_if_client_left)
+
+    def _end_if_client_left(self) -> None:
+        self._next_look = None
+        if self.transport.is_closing() or not self.flow.read_paused:
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in LEFT_STATES:
+            self.transport.abort()
+        else:
+            self._look_out()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._answered is not None and not self._answered.response_complete
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._unparsed:
+            self._parse_in_pieces()
+            self._look_out()
+        if self._refusal is not None and not self._is_answering:
+            super()._refuse(*self._refusal)
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Answer in order: the requests before what is invalid come first."""
+        if self._refusal is not None:
+            return
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # it is itself invalid
+        has_own = self._answered is self.cycle and self.cycle is not None and self.cycle.more_body
+        if self._is_answering and not (has_own and not self.cycle.response_started):
+            self._refusal = status, message
+            self._unparsed.clear()
+        else:
+            super()._refuse(status, message)
+
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        if self._next_look is not None:
+            self._next_look.cancel()
         # uvicorn notifies only the latest request.
-        if self._answered is not None and not self._answered.response_complete:
+        if self._is_answering:
             self._answered.disconnected = True
             self._answered.message_event.set()
 
@@ -78,8 +173,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         super().on_headers_complete()  # type: ignore[misc]
         if self.parser.should_upgrade():
             return
-        if len(self.pipeline) > MAX_PIPELINED:
-            raise OverflowError  # ends the parsing
         if self.pipeline:
             # uvicorn stops reading while a request waits, and would not notice that the client disconnects.
             self.flow.resume_reading()
@@ -136,7 +229,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
 
     def _try_read_directly(self) -> None:
         body = self._body
-        if body is None or self.transport.is_closing():
+        if body is None or self._unparsed or self.transport.is_closing():
             return
         num_left = self._body_length - body.num_bytes
         is_believed = body.num_bytes * BELIEVED_RATIO >= self._body_length
