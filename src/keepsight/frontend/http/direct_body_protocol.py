@@ -5,6 +5,7 @@ import socket
 import sys
 from functools import partial
 from typing import Any
+from weakref import ref
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -27,6 +28,9 @@ PIECE_BYTES = 1024
 END_OF_HEAD = b"\r\n\r\n"
 # How often to look whether a client has left from which nothing is read for now.
 SECONDS_BETWEEN_LOOKS = 1.0
+# Of what a client still sends after the last answer: more than two of the largest bodies that the default allows.  Its
+# time is limited like that of any request.
+MAX_DROPPED_BYTES = 2**28
 # States in Linux's `struct tcp_info`: reset, and ended by the client.
 LEFT_STATES = (7, 8)
 
@@ -39,6 +43,21 @@ class _HeldFlow(FlowControl):
     def resume_reading(self) -> None:
         if not self.is_held:
             super().resume_reading()
+
+
+class _AnswersTransport:
+    """A transport as an answer uses it, which leaves the closing to the connection.
+
+    The reference is weak: a cycle would keep the request until the next garbage collection.
+    """
+
+    def __init__(self, transport: asyncio.Transport, connection: "DirectBodyProtocol") -> None:
+        self.write, self.is_closing, self._close = transport.write, transport.is_closing, transport.close
+        self._connection = ref(connection)
+
+    def close(self) -> None:
+        connection = self._connection()
+        (self._close if connection is None else connection.close_behind_answer)()
 
 
 class DirectBodyProtocol(SlowClientLimits, Connection):
@@ -63,6 +82,9 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     # The refusal that follows the answers to the requests before it; what comes behind it is dropped.
     _refusal: tuple[bytes, str] | None = None
     _next_look: asyncio.TimerHandle | None = None
+    # After the last answer, while the client still sends.
+    _is_lingering = False
+    _num_dropped = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -71,6 +93,9 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         self._unparsed = bytearray()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_lingering:
+            self._drop(len(data))
+            return
         if self._refusal is not None:
             return
         if self._unparsed or data.count(END_OF_HEAD) > MAX_PIPELINED:
@@ -130,7 +155,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
 
     def _refuse(self, status: bytes, message: str) -> None:
         """Answer in order: the requests before what is invalid come first."""
-        if self._refusal is not None:
+        if self._refusal is not None or self._is_lingering:
             return
         if self.pipeline and self.cycle.more_body:
             self.pipeline.popleft()  # it is itself invalid
@@ -140,6 +165,45 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             self._unparsed.clear()
         else:
             super()._refuse(status, message)
+
+    # The end of the connection -------------------------------------------------------------------------------
+
+    def close_behind_answer(self) -> None:
+        """Close the connection behind the last answer, or in the middle of one that failed."""
+        is_early = self._answered.response_complete and self._answered.more_body
+        (self._close if is_early else self.transport.close)()
+
+    def _close(self) -> None:
+        """Let the client read the answer: closing would reset the connection if anything of the request is unread.
+
+        Some clients do not read before they have sent everything, and would not see why they were refused.
+        """
+        self._is_lingering, self._refusal = True, None
+        self.pipeline.clear()
+        self._unparsed.clear()
+        if self._is_answering:
+            self._answered.disconnected = True
+            self._answered.message_event.set()
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self.flow.is_held = False
+        self.flow.resume_reading()
+        self._to_ask.start(self.transport)
+
+    def _drop(self, num_bytes: int) -> None:
+        self._num_dropped += num_bytes
+        if self._num_dropped > MAX_DROPPED_BYTES:
+            self.transport.close()
+
+    def _watch(self) -> None:
+        if not self._is_lingering:
+            super()._watch()
+
+    def shutdown(self) -> None:
+        if self._is_lingering:
+            self.transport.close()
+        else:
+            super().shutdown()  # type: ignore[misc]
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -192,6 +256,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
 
     def _start_asgi_task(self, cycle: Any, app: ASGIApp) -> None:
         self._answered = cycle
+        cycle.transport = _AnswersTransport(self.transport, self)
         knows_chunks = cycle.scope["http_version"] != "1.0"
         super()._start_asgi_task(cycle, app if knows_chunks else _without_chunks(app, cycle))  # type: ignore[misc]
 

@@ -122,6 +122,9 @@ class SlowClientLimits(asyncio.Protocol):
             len(body),
         )
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
+        self._close()
+
+    def _close(self) -> None:
         self.transport.close()
 
     def on_response_complete(self) -> None:
