@@ -31,6 +31,8 @@ SECONDS_BETWEEN_LOOKS = 1.0
 # Of what a client still sends after the last answer: more than two of the largest bodies that the default allows.  Its
 # time is limited like that of any request.
 MAX_DROPPED_BYTES = 2**28
+# Bytes of a waiting request's body that are read in search of the end of the connection.
+MAX_WAITING_BODY = 2**20
 # States in Linux's `struct tcp_info`: reset, and ended by the client.
 LEFT_STATES = (7, 8)
 
@@ -138,8 +140,10 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         connection = self.transport.get_extra_info("socket")
         if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in LEFT_STATES:
             self.transport.abort()
-        else:
-            self._look_out()
+            return
+        if len(self.cycle.body) < MAX_WAITING_BODY:
+            self.flow.resume_reading()  # the end comes behind all that was sent, for which the kernel may lack room
+        self._look_out()
 
     @property
     def _is_answering(self) -> bool:
