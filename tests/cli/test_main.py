@@ -12,6 +12,7 @@ import pytest
 
 from keepsight import __version__, demo
 from keepsight.cli import main as main_module
+from keepsight.cli import serve
 from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
 from tests.drawn import draw
@@ -140,6 +141,7 @@ def test_a_usage_error_is_one_line_on_standard_error_and_exit_status_2(
     assert message.startswith(line)
 
 
+@pytest.mark.parametrize("model", [DEMO, "google/gemma-3-4b-it", "/models/mistyped", "./mistyped/", "~/mistyped"])
 @pytest.mark.parametrize(
     "values",
     [
@@ -151,14 +153,47 @@ def test_a_usage_error_is_one_line_on_standard_error_and_exit_status_2(
     ],
 )
 def test_a_model_swallowed_by_a_multi_value_flag_is_reported(
-    values: list[str], capsys: pytest.CaptureFixture[str]
+    values: list[str], model: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     no_port = ["--port", "70000"]
-    assert main(["serve", *no_port, *values, DEMO]) == 2
+    assert main(["serve", *no_port, *values, model]) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert line == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: put the model first"
-    assert main(["serve", DEMO, *no_port, "--api-key", DEMO]) == 2
+    assert line == f"keepsight serve: {values[0]}: its last value looks like the model: put the model first"
+    assert main(["serve", DEMO, *no_port, "--api-key", model]) == 2
     assert "--port: " in capsys.readouterr().err, "any key is allowed once a model is given"
+
+
+@pytest.mark.parametrize("flag", ["--encoder-disk-cache", "--prefix-disk-cache"])
+def test_a_model_swallowed_by_a_cache_s_flag_is_reported(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "70000", flag, "google/gemma-3-4b-it"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"keepsight serve: {flag}: google/gemma-3-4b-it looks like the model: put the model first")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["--api-key", "pQ/8x+Tq/4aJm0c5Y1Kf2LtB7w=="],
+        ["--served-model-name", "gemma"],
+        ["--allowed-origins", "https://a.example.org"],
+        ["--allowed-media-networks", "10.0.0.0/8"],
+        ["--encoder-disk-cache", "/var/cache/keepsight:64G"],
+        ["--encoder-disk-cache", "./some/cache"],
+    ],
+)
+def test_values_that_are_no_model_are_not_taken_for_one(values: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "70000", *values]) == 2
+    assert "--port: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("models", "is_named"), [([], True), ([DEMO], False)])
+def test_the_demo_is_named_if_it_is_served_because_no_model_is_given(
+    models: list[str], is_named: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    monkeypatch.setattr(serve, "Supervisor", lambda *_: SimpleNamespace(run=lambda: 0))
+    assert main(["serve", *models, "--port", "0", "--served-model-name", "gemma"]) == 0
+    assert ("no model is given: the built-in demo is served" in caplog.text) == is_named
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,12 @@ import dataclasses
 import errno
 import logging
 import os
+import re
 import resource
 import socket
 from collections.abc import Collection
 from contextlib import suppress
+from ipaddress import ip_network
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
@@ -26,6 +28,11 @@ from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
 # A frontend has half as many open before the first client connects.
 LEAST_OPEN_FILES = 64
+# Keys of random Base64 end with an equals sign, and URLs have a colon.
+_PATH_OR_HUB_NAME = re.compile(r"[\w.~-]*(/[\w.-]+)+/?")
+_HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
+
+logger = logging.getLogger(__name__)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         take_signals() as signals,
         RunDirectory.create(num_frontends=arguments.api_server_count) as directory,
     ):
+        if arguments.model is None:
+            logger.info("no model is given: the built-in demo is served, which sees only coloured shapes")
         config, pixel_mode = choose_size_and_mode(
             config, arguments.api_server_count, run_directory=directory, num_engines=arguments.data_parallel_size
         )
@@ -99,13 +108,33 @@ def _check_names(config: Config, model_names: Collection[str]) -> None:
 
 
 def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
-    """Raise if a flag that takes several values has also taken the model: the demo would be served instead."""
+    """Raise if a flag with optional or several values seems to have taken the model: the demo would be served."""
     if arguments.model is not None:
         return
     for name, value in vars(arguments).items():
-        if isinstance(value, list) and value and is_checkpoint(value[-1]):
-            reason = f"its last value, {value[-1]}, looks like the model: put the model first"
+        # The value may be a key, so it is not shown.
+        if isinstance(value, list) and value and _looks_like_a_model(value[-1]):
+            raise InvalidArgumentError(flag_of(name), "its last value looks like the model: put the model first")
+    for name in ("encoder_disk_cache", "prefix_disk_cache"):
+        value = vars(arguments).get(name)
+        # Any other path may well be the cache's.
+        if isinstance(value, str) and _HUB_NAME.fullmatch(value) and not os.path.isdir(value):  # noqa: PTH112 - raises
+            reason = f"{value} looks like the model: put the model first (./{value} would be a new folder)"
             raise InvalidArgumentError(flag_of(name), reason)
+
+
+def _looks_like_a_model(value: object) -> bool:
+    if not isinstance(value, str):  # an adapter
+        return False
+    return is_checkpoint(value) or bool(_PATH_OR_HUB_NAME.fullmatch(value) and not _is_network(value))
+
+
+def _is_network(value: str) -> bool:
+    try:
+        ip_network(value, strict=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _allow_many_open_files() -> None:
