@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from keepsight.bench.ask import Answer
 from keepsight.bench.measure import Measurement
-from keepsight.bench.report import Report, comparison, differences, table, to_markdown
+from keepsight.bench.report import GUESS, Report, comparison, differences, notes, table, to_markdown
 from keepsight.bench.summary import summarize
 from keepsight.errors import InvalidArgumentError
 
@@ -29,6 +30,29 @@ def test_differing_settings_are_reported_but_not_facts_of_each_run() -> None:
     assert differences(one, other) == ["concurrency 1 and 8"]
     assert differences(one, Report({}, {})) == ["concurrency 1 and None", "num_turns 4 and None"]
     assert differences(one, one) == []
+
+
+def test_texts_of_a_guessed_length_are_not_compared_without_a_word() -> None:
+    found, guessed = Report({"words_per_picture": 5}, {}), Report({"words_per_picture": 256, GUESS: True}, {})
+    line = "DIFFERENT TEXTS, PERHAPS: words_per_picture"
+    assert notes(found, guessed, ("a", "b")) == [f"{line} 5 and 256, a guess in b"]
+    assert notes(guessed, guessed, ("a", "b")) == [f"{line} 256 and 256, a guess in a, b"]
+    assert notes(found, found, ("a", "b")) == []
+
+
+def test_workloads_of_only_one_report_are_named_with_the_reason_if_they_failed() -> None:
+    one, other = report(0.1, "cold", "zipf-80", "restart"), report(0.1, "cold", "zipf-50")
+    failing = Report(other.facts, other.summaries, {"zipf-80": "500: no"})
+    assert notes(one, failing, ("a", "b")) == [
+        "ONLY IN a: zipf-80 (failed in the other: 500: no), restart",
+        "ONLY IN b: zipf-50",
+    ]
+
+
+def test_a_bar_in_a_label_does_not_end_its_cell() -> None:
+    head, rule, *_ = to_markdown(comparison(report(0.1, "cold"), report(0.1, "cold"), ("a|b", "c"))).splitlines()
+    assert r" a\|b |" in head
+    assert len(head) == len(rule)
 
 
 def test_a_table_is_aligned_markdown() -> None:
@@ -56,7 +80,7 @@ def test_a_report_whose_number_is_a_text_is_refused(tmp_path: Path, written: str
 
 
 def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
-    saved = report(0.1, "cold")
+    saved = replace(report(0.1, "cold"), failures={"zipf-80": "500: no"})
     saved.save(tmp_path / "a.json")
     assert Report.load(tmp_path / "a.json") == saved
 
@@ -66,6 +90,7 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
     [
         *("", "null", "{}", "[]", '{"format": 1}', '{"format": 2, "facts": {}, "workloads": {"a": {}}}'),
         *('{"format": 2, "facts": [1], "workloads": {}}', '{"format": 2, "facts": 5, "workloads": {}}'),
+        '{"format": 2, "facts": {}, "workloads": {}, "failures": 5}',
         *('{"format": 2, "facts": {}, "workloads": []}', '{"format": 2, "facts": {}, "workloads": null}'),
     ],
 )
@@ -73,3 +98,8 @@ def test_any_other_file_is_refused_by_name(tmp_path: Path, content: str) -> None
     (tmp_path / "b.json").write_text(content)
     with pytest.raises(InvalidArgumentError, match=r"b\.json"):
         Report.load(tmp_path / "b.json")
+
+
+def test_a_report_of_a_version_that_kept_no_failures_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{"format": 2, "facts": {}, "workloads": {}}')
+    assert Report.load(tmp_path / "a.json") == Report({}, {})

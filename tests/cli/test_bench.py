@@ -45,6 +45,24 @@ def test_reports_without_common_workloads_are_not_compared(tmp_path: Path, capsy
     assert (output.out, output.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
 
 
+def test_a_comparison_names_what_one_server_failed_and_whose_texts_are_of_a_guessed_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    refused = [b'data: {"error": "at most 2 pictures"}\n\n', DONE]
+    workloads = ("many-pictures", "text-only")
+    with scripted_server(Script()) as script:
+        # The other refuses the probe, whose place is first, then the first workload.
+        for path, answers in ((one, script.answers), (other, [refused, refused, answer("Hi")])):
+            script.answers = answers
+            main(["bench", "serve", "--base-url", script.url, "--json", str(path), "--workload", *workloads, *QUICK])
+    capsys.readouterr()
+    assert main(["bench", "compare", str(one), str(other)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("ONLY IN one: many-pictures (failed in the other: ")]
+    assert [line for line in lines if line.startswith("DIFFERENT TEXTS, PERHAPS: ") and "a guess in" in line]
+
+
 def test_requests_are_sent_at_a_rate(tmp_path: Path) -> None:
     report = tmp_path / "a.json"
     with scripted_server(Script()) as script:

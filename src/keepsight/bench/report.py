@@ -5,7 +5,7 @@ Knows no server.  A table is a list of rows of cells, printed as Markdown, which
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,11 @@ from keepsight.bench.summary import Summary
 from keepsight.errors import InvalidArgumentError
 
 FORMAT = 2
+# A fact that is there only if the number of words was not found from the server's tokens.
+GUESS = "words_per_picture_is_a_guess"
 # Facts that may differ: servers name a model differently, each run draws its own inputs, and the number of words
-# depends on the server's tokens.
-MAY_DIFFER = frozenset({"model", "seed", "words_per_picture"})
+# depends on the server's tokens; that it is a guess is told in a line of its own.
+MAY_DIFFER = frozenset({"model", "seed", "words_per_picture", GUESS})
 Row = Sequence[str]
 
 
@@ -24,10 +26,13 @@ class Report:
     # What was measured and how, for human readers.
     facts: Mapping[str, Any]
     summaries: Mapping[str, Summary]
+    # Why other workloads could not be measured.
+    failures: Mapping[str, str] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         summaries = {name: asdict(summary) for name, summary in self.summaries.items()}
-        path.write_text(json.dumps({"format": FORMAT, "facts": self.facts, "workloads": summaries}, indent=1) + "\n")
+        content = {"format": FORMAT, "facts": self.facts, "workloads": summaries, "failures": self.failures}
+        path.write_text(json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> "Report":
@@ -36,7 +41,8 @@ class Report:
             if content["format"] != FORMAT:
                 raise InvalidArgumentError(str(path), f"must have format {FORMAT}, not {content['format']}")
             summaries = {name: Summary.from_json(fields) for name, fields in content["workloads"].items()}
-            return cls(dict(content["facts"]), summaries)
+            # Reports of earlier versions have no failures.
+            return cls(dict(content["facts"]), summaries, dict(content.get("failures", {})))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(str(path), f"is not a report of keepsight bench: {error}") from error
 
@@ -106,7 +112,28 @@ def differences(one: Report, other: Report) -> list[str]:
     ]
 
 
+def notes(one: Report, other: Report, labels: tuple[str, str]) -> list[str]:
+    """Return what else a reader of the comparison must know, line by line."""
+    lines = []
+    if differing := differences(one, other):
+        lines.append(f"DIFFERENT SETTINGS: {', '.join(differing)}")
+    pairs = ((labels[0], one, other), (labels[1], other, one))
+    if guessed := [label for label, report, _ in pairs if report.facts.get(GUESS)]:
+        words = " and ".join(str(report.facts.get("words_per_picture")) for report in (one, other))
+        lines.append(f"DIFFERENT TEXTS, PERHAPS: words_per_picture {words}, a guess in {', '.join(guessed)}")
+    for label, report, opposite in pairs:
+        if lone := [_with_reason(name, opposite) for name in report.summaries if name not in opposite.summaries]:
+            lines.append(f"ONLY IN {label}: {', '.join(lone)}")
+    return lines
+
+
+def _with_reason(name: str, lacking: Report) -> str:
+    return f"{name} (failed in the other: {lacking.failures[name]})" if name in lacking.failures else name
+
+
 def to_markdown(rows: Sequence[Row]) -> str:
+    # A label or a name may hold the sign that ends a cell.
+    rows = [[cell.replace("|", r"\|") for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Row) -> str:

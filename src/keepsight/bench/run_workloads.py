@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Restart, find_words_per_picture, measure
-from keepsight.bench.report import Report
+from keepsight.bench.report import GUESS, Report
 from keepsight.bench.summary import Summary, summarize
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload, label_of
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
@@ -47,7 +47,8 @@ class WorkloadRun:
         options = asdict(self._options)
         # Each `zipf` run has its own, which is part of its label.
         del options["reuse_percent"]
-        return Report(facts | options, self.summaries)
+        guess = {} if self.words_per_picture_error is None else {GUESS: True}
+        return Report(facts | options | guess, self.summaries, self.failures)
 
     async def run(self) -> None:
         """Measure all workloads; one that fails does not stop the others."""

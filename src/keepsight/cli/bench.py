@@ -14,7 +14,7 @@ from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
 from keepsight.bench.measure import ClientLoad
 from keepsight.bench.plot import check_ending, save_plot
-from keepsight.bench.report import Report, comparison, differences, table, to_markdown
+from keepsight.bench.report import Report, comparison, notes, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
@@ -220,8 +220,6 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     ours, theirs = Report.load(one), Report.load(other)
     if not ours.summaries.keys() & theirs.summaries.keys():
         raise InvalidArgumentError("FILE", f"{one} and {other} have no workload in common")
-    lines = [to_markdown(comparison(ours, theirs, (labels[0], labels[1])))]
-    if differing := differences(ours, theirs):
-        lines.append(f"DIFFERENT SETTINGS: {', '.join(differing)}")
-    print(strip_controls("\n".join(lines)))
+    pair = labels[0], labels[1]
+    print(strip_controls("\n".join([to_markdown(comparison(ours, theirs, pair)), *notes(ours, theirs, pair)])))
     return 0
