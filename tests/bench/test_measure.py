@@ -16,7 +16,7 @@ from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Measurement, draw_ga
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
-from tests.cli.scripted_server import DONE, USAGE_EVENT, Script, answer, event, scripted_server
+from tests.cli.scripted_server import DONE, STREAMS_OF_OTHERS, USAGE_EVENT, Script, answer, event, scripted_server
 
 OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
 OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
@@ -68,6 +68,18 @@ def test_a_separate_final_event_is_a_token_only_if_counted_or_if_no_other_is(
     assert (result.num_tokens, len(result.token_times)) == (num_tokens, num_tokens)
 
 
+def test_the_end_is_no_token_if_events_carry_several(script: Script) -> None:
+    usage = USAGE_EVENT.replace(b'"completion_tokens": 3', b'"completion_tokens": 4')
+    script.answers = [[OPENING, event("Hello, "), event("you there"), END, usage, DONE]]
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.num_tokens, len(result.token_times)) == (4, 2)
+
+
+def test_an_empty_finish_reason_does_not_complete_an_answer(script: Script) -> None:
+    script.answers = [[b'data: {"choices": [{"delta": {"content": "w"}, "finish_reason": ""}]}\n\n'] * 3]
+    assert asyncio.run(ask(server_of(script), [])).error == "the connection ended before the answer did"
+
+
 def test_an_answer_with_a_finish_reason_is_complete_without_done(script: Script) -> None:
     script.answers = [[event("Hello"), END]]
     result = asyncio.run(ask(server_of(script), []))
@@ -79,6 +91,13 @@ def test_counts_that_are_null_count_as_not_reported(script: Script) -> None:
     script.answers = [[OPENING, *map(event, ("Hel", "lo")), b'data: {"choices": [], "usage": %b}\n\n' % usage, DONE]]
     result = asyncio.run(ask(server_of(script), []))
     assert (result.error, result.num_tokens, result.num_prompt_tokens, result.num_cached_tokens) == (None, 2, 0, None)
+
+
+@pytest.mark.parametrize("events", STREAMS_OF_OTHERS)
+def test_stream_formats_of_other_servers_are_measured(script: Script, events: list[bytes]) -> None:
+    script.answers = [events]
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.error, result.text, result.num_tokens, len(result.token_times)) == (None, "Hi", 1, 1)
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
@@ -96,11 +115,12 @@ def test_text_or_reasoning_is_a_token_even_in_an_event_with_the_role(script: Scr
         ([b"data: %b\n\n" % (b"[" * 100_000), DONE], "recursion"),
         ([OPENING, USAGE_EVENT, DONE], "has no token"),
         ([b"data: [1]\n\n", event("Hi"), DONE], "not in OpenAI's format"),
-        ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
+        ([b'data: {"choices": 5}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
         ([b'data: {"choices": [{"delta": null}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
         ([b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
         ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": []}}\n\n', DONE], "[] is not a number"),
         ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is not a number"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": 1.5}}\n\n', DONE], "1.5 is not a number"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], message: str) -> None:

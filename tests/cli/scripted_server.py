@@ -25,6 +25,21 @@ def answer(*pieces: str) -> list[bytes]:
     return [*map(event, pieces), USAGE_EVENT, DONE]
 
 
+# Ways of other servers to say "Hi", which both clients must read.
+STREAMS_OF_OTHERS = (
+    [b": a comment\n\n", b"event: message\n", b'data:{"choices":[{"delta":{"content":"Hi"}}]}\r\n\r\n', DONE],
+    [b'data: {"choices": [{"delta": {"content": "Hi"}}], "usage": null}\n\n', b'data: {"choices": []}\n\n', DONE],
+    [event("Hi"), DONE, b"data: nonsense\n\n"],
+    [
+        b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n',
+        b'data: {"choices": null}\n\n',
+    ],
+    [event("Hi"), b'data: {"usage": {"prompt_tokens": 5.0, "completion_tokens": 1}}\n\n', DONE],
+    [event("Hi"), b'event: ping\ndata: {"type": "ping"}\n\n', DONE],
+    [event("Hi"), b'data: {"choices": [{"finish_reason": "stop"}]}\n\n'],
+)
+
+
 @dataclass
 class Script:
     """The answers to the next requests, of which the last one repeats, and the recorded requests."""

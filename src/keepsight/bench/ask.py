@@ -109,13 +109,16 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
         if error := event.get("error"):
             raise NoAnswerError(str(error))
         usage = event.get("usage") or usage
-        for choice in event["choices"]:
-            # Not every server also sends [DONE].
-            is_done = is_done or choice.get("finish_reason") is not None
-            texts.append(choice["delta"].get("content") or "")
-            if _is_bare_end(choice):
+        # An event may have no choice: the usage, or a sign of life.
+        for choice in event.get("choices") or ():
+            delta = choice.get("delta", {})
+            # Not every server also sends [DONE], and some send an empty reason before the end.
+            is_end = bool(choice.get("finish_reason"))
+            is_done = is_done or is_end
+            texts.append(delta.get("content") or "")
+            if is_end and not _has_text(delta):
                 end_times.append(when)
-            elif _is_token(choice):
+            elif _is_token(delta):
                 times.append(when)
     if not is_done:
         raise EOFError
@@ -123,10 +126,13 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
         raise NoAnswerError("the answer has no token")
     details = usage.get("prompt_tokens_details") or {}
     num_tokens = _count(usage, "completion_tokens", len(times) or 1)
+    # An end without text is a token only if the server counts just one more: most send it right after the last token,
+    # and some send several tokens per event.
+    if not times or num_tokens == len(times) + 1:
+        times += end_times[:1]
     return Answer(
         seconds,
-        # An end without text is a token only if the server counts one more: most send it right after the last token.
-        (times + end_times)[: max(1, num_tokens)],
+        times[: max(1, num_tokens)],
         "".join(texts),
         num_tokens,
         _count(usage, "prompt_tokens", 0),
@@ -138,18 +144,15 @@ def _count(usage: Mapping[str, Any], name: str, unreported: T) -> int | T:
     value = usage.get(name)
     if value is None:
         return unreported
-    if not isinstance(value, int):
+    # Some servers write whole numbers with a fraction of zero.
+    if not (isinstance(value, int) or (isinstance(value, float) and value.is_integer())):
         raise TypeError(f"{value!r} is not a number of tokens")
-    return value
+    return int(value)
 
 
-def _is_bare_end(choice: Mapping[str, Any]) -> bool:
-    return choice.get("finish_reason") is not None and not _has_text(choice["delta"])
-
-
-def _is_token(choice: Mapping[str, Any]) -> bool:
+def _is_token(delta: Mapping[str, Any]) -> bool:
     """Return False for the opening event, which some servers send before any token; a token may have no text."""
-    return _has_text(choice["delta"]) or "role" not in choice["delta"]
+    return _has_text(delta) or "role" not in delta
 
 
 def _has_text(delta: Mapping[str, Any]) -> bool:
