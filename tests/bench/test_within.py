@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from keepsight.bench import workloads
 from keepsight.cli.main import main
 from tests.random_checkpoint import make_text_only_checkpoint
 
@@ -29,6 +30,17 @@ def test_usage_errors_are_reported_before_anything_is_loaded(command: str, capsy
     flag = {"offline": "--requests", "parts": "--runs"}[command]
     assert main(["bench", command, flag, "0"]) == 2
     assert f"{flag}: must be at least 1" in capsys.readouterr().err
+
+
+def test_pictures_that_would_be_refused_are_not_drawn(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delattr(workloads, "photograph")
+    shape = ("--picture-size", "100x90", "--max-image-pixels", "8999")
+    assert main(["bench", "offline", "--workload", "cold", *shape]) == 2
+    line = "keepsight bench: --picture-size: 100 x 90 pixels are 9000, at most 8999 are allowed\n"
+    assert capsys.readouterr().err == line
+    assert main(["bench", "offline", "--workload", "text-only", "--requests", "1", "--max-tokens", "1", *shape]) == 0
 
 
 @pytest.mark.parametrize("command", ["offline", "parts"])

@@ -188,7 +188,7 @@ WORKLOADS: dict[str, Callable[[Drawer], Workload]] = {
     "text-beside-pictures": text_beside_pictures,
     "restart": restart,
 }
-# Workloads whose prompts are as long as one with a picture, by the server's own count.
+# Workloads without pictures, whose prompts are as long as one with a picture, by the server's own count.
 AS_LONG_AS_A_PICTURE = frozenset({"text-only", "same-text-new-prompt"})
 
 

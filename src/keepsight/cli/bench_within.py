@@ -7,7 +7,7 @@ import argparse
 from dataclasses import replace
 
 from keepsight.bench.report import to_markdown
-from keepsight.bench.workloads import WORKLOADS
+from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, WORKLOADS
 from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_picture_size, add_shape, options_of, to_percent
 from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
@@ -40,13 +40,19 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
 def run_offline(arguments: argparse.Namespace) -> int:
     with ending_on_ctrl_c():
         from keepsight.bench.offline import measure_offline
+        from keepsight.frontend.intake.read_header import check_size
         from keepsight.llm import LLM
+        from keepsight.media import Geometry
         from keepsight.sampling_params import SamplingParams
 
     check_minimums(arguments, MINIMUMS)
     options = replace(options_of(arguments, arguments.seed), reuse_percent=arguments.reuse)
     params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
-    with LLM.from_config(config_from(arguments)) as llm:
+    config = config_from(arguments)
+    if arguments.workload not in AS_LONG_AS_A_PICTURE:
+        # Before all pictures are drawn, which takes long if they are large.
+        check_size(Geometry(*arguments.picture_size), "--picture-size", config.max_image_pixels)
+    with LLM.from_config(config) as llm:
         print(measure_offline(llm, arguments.workload, options, params).describe())
     return 0
 
