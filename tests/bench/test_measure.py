@@ -153,9 +153,20 @@ def test_a_server_that_does_not_stream_is_not_reported_as_a_lost_connection(scri
     assert asyncio.run(ask(server_of(script), [])).error == "the answer is not streamed, but application/json"
 
 
-def test_a_refusal_is_an_error_with_the_server_s_message(script: Script) -> None:
-    script.status, script.refusal = 503, b"busy"
-    assert asyncio.run(ask(server_of(script), [])).error == "503: busy"
+@pytest.mark.parametrize(
+    ("status", "body", "message"),
+    [
+        (503, b"busy", "503: busy"),
+        (400, b'{"error": {"message": "too long"}}', "400: too long"),
+        (401, b'{"error": {"message": "no key"}}', "401: no key (--api-key, or OPENAI_API_KEY in the environment)"),
+        (404, b"", "404: Not Found (asked URL/chat/completions; a server's URL usually ends with /v1)"),
+    ],
+)
+def test_a_refusal_is_an_error_with_the_server_s_message_and_advice(
+    script: Script, status: int, body: bytes, message: str
+) -> None:
+    script.status, script.refusal = status, body
+    assert asyncio.run(ask(server_of(script), [])).error == message.replace("URL/", f"{script.url}/")
 
 
 def test_no_server_at_the_address_is_an_error() -> None:
@@ -186,6 +197,7 @@ def test_credentials_query_and_fragment_of_an_address_are_refused_unshown(url: s
 def test_an_address_is_named_by_host_and_port() -> None:
     assert Address.parse("http://[::1]:8000/v1/").named == "[::1]:8000"
     assert Address.parse("https://a.example/v1").named == "a.example:443"
+    assert Address.parse("http://[::1]:8000/v1/").url == "http://[::1]:8000/v1"
 
 
 def test_warm_up_requests_are_sent_and_not_counted(script: Script) -> None:

@@ -79,6 +79,16 @@ def test_a_refusal_is_reported_with_the_server_s_message(
     assert failure(script).startswith(message)
 
 
+def test_an_unknown_path_is_reported_with_the_url_that_was_asked(script: Script) -> None:
+    script.status, script.refusal = 404, b'{"detail": "Not Found"}'
+    advice = f"(asked {script.url}/chat/completions; a server's URL usually ends with /v1)"
+    assert failure(script) == f'404: {{"detail": "Not Found"}} {advice}'
+    script.refusal = b'{"error": {"message": "Not Found"}}'
+    assert failure(script) == f"404: Not Found {advice}"
+    script.refusal = b'{"error": {"message": "no such model"}}'
+    assert failure(script) == "404: no such model"
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [

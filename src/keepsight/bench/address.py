@@ -17,6 +17,10 @@ class Address:
     def named(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        return f"{'https' if self.is_secure else 'http'}://{self.named}{self.path}"
+
     @classmethod
     def parse(cls, url: str, field: str = "--base-url") -> "Address":
         """Parse a URL.  `field` is the flag that errors name."""

@@ -13,11 +13,13 @@ from typing import Any, TypeVar
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
 from keepsight.bench.http_connection import Response, connecting
+from keepsight.bench.read_refusal import read_refusal
 from keepsight.errors import NoAnswerError
 
 T = TypeVar("T")
 
 LIMIT_SECONDS = 1800.0
+_PATH = "/chat/completions"
 # Fields with text of the answer, and of the reasoning before it, whose name is not standardized.
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
@@ -60,10 +62,10 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
     try:
         async with asyncio.timeout(LIMIT_SECONDS), connecting(server.address) as connection:
             started = time.perf_counter()
-            response = await connection.post("/chat/completions", body, server.headers)
+            response = await connection.post(_PATH, body, server.headers)
             if response.status != 200:
-                refusal = (await response.read())[:300].decode(errors="replace")
-                raise NoAnswerError(f"{response.status}: {refusal}")
+                url = server.address.url + _PATH
+                raise NoAnswerError(read_refusal(response.status, await response.read(), url))
             events, is_done = await _note_events(response)
             seconds = time.perf_counter() - started
             if not (events or is_done or _is_stream(response)):

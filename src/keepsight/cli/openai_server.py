@@ -14,12 +14,10 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.bench.address import Address
+from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, message_of, read_refusal
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 
-KEY_VARIABLE = "OPENAI_API_KEY"
 CONNECT_SECONDS = 10.0
-# Raised for invalid JSON, or JSON that is nested too deeply.
-UNREADABLE = (ValueError, RecursionError)
 
 
 def choose_api_key(given: str | None) -> str | None:
@@ -98,7 +96,7 @@ class OpenAIServer:
                 connection.request(method, address.path + path, body, self._headers)
                 response = connection.getresponse()
                 if response.status != 200:
-                    raise NoAnswerError(_read_refusal(response))
+                    raise NoAnswerError(read_refusal(response.status, response.read(), address.url + path))
                 yield response
         except ConnectionRefusedError as error:
             raise NoAnswerError(f"nothing answers at {self.url}", is_unreachable=True) from error
@@ -118,7 +116,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
             return
         event = _parse(data)
         if "error" in event:
-            raise NoAnswerError(_message_of(event) or "the server ended the answer with an error")
+            raise NoAnswerError(message_of(event) or "the server ended the answer with an error")
         yield event
         # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
@@ -154,24 +152,3 @@ def _parse(data: bytes) -> dict[str, Any]:
     if not isinstance(event, dict):
         raise NoAnswerError(f"the server sent {data[:80]!r}, which is not an event")
     return event
-
-
-def _read_refusal(response: HTTPResponse) -> str:
-    body = response.read()
-    try:
-        message = _message_of(json.loads(body))
-    except UNREADABLE:
-        message = None
-    if message is None:
-        message = body[:200].decode(errors="replace").strip() or response.reason
-    if response.status == 401:
-        message += f" (--api-key, or {KEY_VARIABLE} in the environment)"
-    return f"{response.status}: {message}"
-
-
-def _message_of(body: object) -> str | None:
-    """Return the error's message, given in OpenAI's form or as the plain text that some servers send instead."""
-    error = body.get("error") if isinstance(body, dict) else None
-    if isinstance(error, dict):
-        error = error.get("message")
-    return error if isinstance(error, str) else None
