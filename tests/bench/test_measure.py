@@ -1,11 +1,13 @@
 """Measuring a scripted server."""
 
 import asyncio
+import os
 import statistics
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +15,7 @@ from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Measurement, draw_gaps, find_words_per_picture, measure
-from keepsight.bench.run_workloads import RunSettings, WorkloadRun
+from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 from tests.cli.scripted_server import DONE, STREAMS_OF_OTHERS, USAGE_EVENT, Script, answer, event, scripted_server
@@ -284,6 +286,25 @@ def test_a_workload_without_timed_requests_is_not_reported(script: Script, monke
     asyncio.run(run.run())
     assert "more --requests" in run.failures["text-beside-pictures"]
     assert not run.summaries
+
+
+def test_a_restart_command_that_does_not_end_is_reported(
+    script: Script, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_workloads, "PATIENCE_SECONDS", 0.01)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    async def restart() -> None:
+        restarting = asyncio.create_task(restart_by_command(f"read line < {pipe}", server_of(script)))
+        async with asyncio.timeout(20):
+            while "must leave the server in the background" not in caplog.text:
+                await asyncio.sleep(0.01)
+        pipe.write_text("end\n")
+        await restarting
+
+    asyncio.run(restart())
+    assert len(script.bodies) == 1, "then the server is asked"
 
 
 @pytest.mark.parametrize("load", [ONE_CLIENT, ClientLoad(new_per_second=0.03)])

@@ -1,6 +1,7 @@
 """Runs workloads one after the other against one server, and reports them together."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,10 @@ from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOp
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 READY_SECONDS = 600.0
+# A command that runs longer has probably become the server itself.
+PATIENCE_SECONDS = 30.0
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,11 @@ def _draw_beside(name: str, options: WorkloadOptions) -> Future[Workload]:
 
 async def restart_by_command(command: str, server: Server) -> None:
     process = await asyncio.create_subprocess_shell(command)
-    if status := await process.wait():
+    ended = asyncio.create_task(process.wait())
+    await asyncio.wait({ended}, timeout=PATIENCE_SECONDS)
+    if not ended.done():
+        logger.warning("waiting for --restart-command to end: it must leave the server in the background, as by '&'")
+    if status := await ended:
         raise InvalidArgumentError("--restart-command", f"ended with status {status}")
     await wait_until_it_answers(server)
 

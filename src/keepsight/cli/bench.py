@@ -95,7 +95,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     )
     add("--json", type=Path, metavar="FILE", help="write the report, for `bench compare`")
     add("--plot", type=Path, metavar="FILE", help="plot the times to the first token; .svg or .png")
-    add("--restart-command", metavar="COMMAND", help="command that restarts the server in the background")
+    add("--restart-command", metavar="COMMAND", help="command that restarts the server in the background, and ends")
 
 
 def _run_serve(arguments: argparse.Namespace) -> int:
