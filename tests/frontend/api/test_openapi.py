@@ -11,6 +11,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.messages_request import CountTokensRequest, MessagesRequest
+from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
 from keepsight.frontend.prompt.read_blocks import OF_ROLES
@@ -44,6 +45,13 @@ def test_every_reference_resolves(client: Client) -> None:
                 check(each)
 
     check(document)
+
+
+def test_options_of_uploads_and_of_pins_may_be_in_the_query() -> None:
+    paths = describe_api(ApiSettings(), has_uploads=True)["paths"]
+    for path in ("/v1/media", "/v1/media/{id}/pin"):
+        named = {each["name"] for each in paths[path]["post"]["parameters"] if each["in"] == "query"}
+        assert named == {"ttl_seconds", "warm", "cache_salt"}, path
 
 
 def test_routes_that_return_pictures_are_described_so(client: Client) -> None:

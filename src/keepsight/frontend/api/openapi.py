@@ -223,6 +223,7 @@ def _media_operations() -> Sequence[Operation]:
             "Keeps it for at least ttl_seconds from now.",
             media,
             of_one,
+            *in_query,
             body={"content": _json_content(_options())},
         ),
     )
