@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 from keepsight import LLM
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import COMMANDS
@@ -24,6 +26,10 @@ OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
 # Options on a line with these commands may belong to them.
 FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
+VARIABLE = re.compile(
+    r'environ(?:\.get\(|\.setdefault\(|\[)"([A-Z_]+)"|"([A-Z_]+)" (?:not )?in os\.environ'
+    r'|_VARIABLE(?:, \w+)* = "([A-Z_]+)"(?:, "([A-Z_]+)")?'
+)
 PAGE_PATHS = ("/", "/dashboard")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -52,10 +58,26 @@ def test_keepsight_options_named_on_pages_exist() -> None:
         assert shown <= known, page
 
 
-def test_every_server_option_is_documented() -> None:
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_documented(command: str) -> None:
     named = {option for page in PAGES for option in OPTION.findall(page.read_text())}
-    options = {each for each in options_of(parser_of("serve")) if re.match("--(?!no-)", each)}
+    options = {each for each in options_of(parser_of(command)) if re.match("--(?!no-)", each)}
     assert options - named == set()
+
+
+def test_every_environment_variable_that_is_read_is_documented() -> None:
+    sources = [path.read_text() for path in (ROOT / "src").rglob("*.py")]
+    read = {name for text in sources for found in VARIABLE.findall(text) for name in found if name}
+    named = {name for page in PAGES for name in re.findall(r"`([A-Z_]+)`", page.read_text())}
+    assert "OPENAI_API_KEY" in read
+    assert read - named == set()
+
+
+def test_the_quickstart_installs_what_make_installs() -> None:
+    extras = re.compile(r"-e '(\S+)'")
+    quickstart, makefile = (extras.findall((ROOT / name).read_text()) for name in ("docs/quickstart.md", "Makefile"))
+    assert len(quickstart) == 1
+    assert quickstart == makefile
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
