@@ -337,6 +337,20 @@ def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Pa
         assert begun[len(tokenizer.encode("", add_bos=True)) :] == tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("added", ["<bos> $A", "$A <eos>", "<bos> $A <eos>"])
+def test_a_vocabulary_without_small_letters_adds_its_tokens_too(tmp_path: Path, added: str) -> None:
+    copy_demo_that_adds("$A", tmp_path)
+    vocabulary = {letter: number for number, letter in enumerate("ACDEFGHIKLMNPQRSTVWY")}
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    backend.add_special_tokens(["<bos>", "<eos>", "<end_of_turn>"])
+    backend.decoder = tokenizers.decoders.Fuse()
+    backend.save(str(tmp_path / "tokenizer.json"))
+    make_tokenizer_add(tmp_path, added)
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    judge = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    assert list(tokenizer.encode("MKV", add_bos=True, add_eos=True)) == judge.encode("MKV").ids
+
+
 def copy_demo_that_adds(added: str, directory: Path) -> None:
     shutil.copytree(DEMO, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     make_tokenizer_add(directory, added)

@@ -315,3 +315,9 @@ def test_an_adapter_in_its_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointConfigError, match=r"adapter_config\.json: .* where peft is installed"):
         load_model(tmp_path, PLACE)
+
+
+def test_a_dtype_in_a_part_that_transformers_does_not_read_is_ignored(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    change_config(tmp_path, {"transformers.js_config": {"dtype": "q4f16"}})
+    load_model(tmp_path, PLACE)

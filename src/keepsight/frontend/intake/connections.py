@@ -7,7 +7,7 @@ tenant, and no request meets a connection that its server is about to close.
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import httpcore
 
@@ -37,7 +37,7 @@ class Connections:
         self, url: httpcore.URL, headers: Sequence[tuple[bytes, bytes]]
     ) -> AsyncGenerator[httpcore.Response, None]:
         request = httpcore.Request("GET", url, headers=[*headers, (b"Connection", b"close")])
-        async with self._places, _opening_one(self._backend) as one:
+        async with self._places, aclosing(_OneConnection(self._backend)) as one:
             connection = httpcore.AsyncHTTPConnection(url.origin, self._ssl_context, network_backend=one)
             answer = await connection.handle_async_request(request)
             one.head.is_complete = True
@@ -79,7 +79,7 @@ class _OneConnection(httpcore.AsyncNetworkBackend):
         self._stream = await self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
         return _Stream(self._stream, self.head)
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         if self._stream is not None:
             await self._stream.aclose()
 
@@ -108,12 +108,3 @@ class _Stream(httpcore.AsyncNetworkStream):
 
     def get_extra_info(self, info: str) -> object:
         return self._stream.get_extra_info(info)
-
-
-@asynccontextmanager
-async def _opening_one(backend: GuardedBackend) -> AsyncGenerator[_OneConnection, None]:
-    one = _OneConnection(backend)
-    try:
-        yield one
-    finally:
-        await one.close()

@@ -277,7 +277,9 @@ def _find_added_tokens(path: Path, backend: tokenizers.Tokenizer) -> AddedTokens
     """Return what is added to prompts. As in transformers 5 the post-processor decides; `add_bos_token` of
     tokenizer_config.json is ignored.
     """
-    plain, full = (backend.encode("a", add_special_tokens=each) for each in (False, True))
+    # The vocabulary may lack any letter.
+    text = next((each.content for each in backend.get_added_tokens_decoder().values()), "a")
+    plain, full = (backend.encode(text, add_special_tokens=each) for each in (False, True))
     is_added = [each is None for each in full.sequence_ids]
     before = tuple(full.ids[: is_added.index(False)] if False in is_added else full.ids)
     after = tuple(full.ids[len(before) + len(plain.ids) :])

@@ -74,13 +74,10 @@ def _find_class(path: Path) -> Any:
 def _read_config(path: Path) -> Any:
     import transformers
 
-    fields = JsonFields.read(path)
-    for section in (fields, *fields.sections()):
-        for name in _NAMES_OF_DTYPE:
-            if not isinstance(getattr(torch, section.text(name) or "float32", None), torch.dtype):
-                raise section.refuse(name, f"{section.text(name)!r} is no dtype of torch")
     try:
         config = transformers.AutoConfig.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
+    except AttributeError as error:  # as for `torch.bf16`
+        raise _find_wrong_dtype(JsonFields.read(path)) or error from error
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
     # These may name code on a hub.  Setting them here also sets them on nested configurations.
@@ -89,6 +86,15 @@ def _read_config(path: Path) -> Any:
         if part is not None:
             part.return_dict = True  # a tuple's fields have no names
     return config
+
+
+def _find_wrong_dtype(fields: JsonFields) -> CheckpointConfigError | None:
+    for section in (fields, *fields.sections()):
+        for name in _NAMES_OF_DTYPE:
+            given = section.get(name)
+            if isinstance(given, str) and not isinstance(getattr(torch, given, None), torch.dtype):
+                return section.refuse(name, f"{given!r} is no dtype of torch")
+    return None
 
 
 def _build_without_weights(architecture: Any, config: Any, path: Path) -> Any:
