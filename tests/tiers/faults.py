@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from keepsight.tiers import disk_tier
+from keepsight.tiers import disk_files, disk_tier
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
@@ -69,8 +69,9 @@ class Faults:
         self._rng = random.Random(seed)
         self._folder = folder / "disk"
         self._os = FaultyOs(self._rng)
-        self._patch = mock.patch.object(disk_tier, "os", self._os)
-        self._patch.start()
+        self._patches = [mock.patch.object(module, "os", self._os) for module in (disk_files, disk_tier)]
+        for each in self._patches:
+            each.start()
         self._server = FakeServer()
         self._clock_jump = 0
         self._own, self._other = self._disk(), self._disk()
@@ -120,7 +121,8 @@ class Faults:
         self._store.close()
         self._other.close()
         self._server.close()
-        self._patch.stop()
+        for each in self._patches:
+            each.stop()
 
     # Invariants -----------------------------------------------------------------------------------------------
 

@@ -10,7 +10,6 @@ never evicted for others. A folder that cannot be written to when it is opened i
 import errno
 import fcntl
 import logging
-import mmap
 import os
 import secrets
 import stat
@@ -18,12 +17,21 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from keepsight.errors import TierError
 from keepsight.ipc.ledger import Held, Ledger
-from keepsight.ipc.record_lock import opened
-from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry, read_seconds
+from keepsight.tiers.check_owner import refuse_if_shared, warn_if_open
+from keepsight.tiers.disk_files import (
+    READING,
+    TierFile,
+    add_up,
+    entries_in,
+    files_in,
+    occupied,
+    remove_dead,
+    seconds_of,
+)
+from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.known_files import KnownFiles
@@ -33,8 +41,6 @@ from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
 logger = logging.getLogger(__name__)
 
-# A foreign file, such as a pipe, must not make its reader wait.
-_READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # Errors which mean that only this file is not ours: it is a link, a socket or another user's.
 _STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
 # Errors which mean only that nothing more can be written to the disk.
@@ -43,12 +49,6 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 _PIECE = 256 * 1024
 # Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
 _SLACK = 64
-
-
-class _File(NamedTuple):
-    last_use: int
-    name: str
-    num_bytes: int
 
 
 class DiskTier:
@@ -126,7 +126,7 @@ class DiskTier:
 
     def _learn(self, key: str, array: StoredArray, last_use: int) -> None:
         self._ignored.discard(key)
-        self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
+        self._known.learn(key, occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
 
     def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
         fate = "removed"
@@ -147,7 +147,7 @@ class DiskTier:
         """Return the bytes of all entries, including those that other processes stored."""
         self.open()
         if self._ledger.is_read_only:
-            self._learn_all(self._files(self._entries))
+            self._learn_all(entries_in(self._entries))
         else:
             with self._changing():
                 self._count()
@@ -181,7 +181,7 @@ class DiskTier:
 
     def _put(self, key: str, array: StoredArray) -> bool:
         num_bytes = HEADER_BYTES + array.num_bytes
-        if self._fullness.turns_away(_occupied(num_bytes)):
+        if self._fullness.turns_away(occupied(num_bytes)):
             return False
         header = pack_header(_checked(key), array)
         with self._changing():
@@ -190,7 +190,7 @@ class DiskTier:
                 if is_file := path.is_file():
                     self._learn(key, array, self._now_ns())
                 return is_file
-            if not self._make_room(_occupied(num_bytes)):
+            if not self._make_room(occupied(num_bytes)):
                 return False
             aside, descriptor = self._reserve(num_bytes)
         try:
@@ -213,14 +213,14 @@ class DiskTier:
     def clear(self) -> None:
         self.open()
         if self._ledger.is_read_only:
-            for file in self._files(self._entries):
+            for file in entries_in(self._entries):
                 self._ignore(file.name)
             logger.warning(
                 "%s can only be read: what was to be cleared stays there; this process ignores it", self._directory
             )
             return
         with self._changing():
-            for file in self._files(self._entries):
+            for file in entries_in(self._entries):
                 self._remove(file.name)
             self._count()
 
@@ -240,7 +240,7 @@ class DiskTier:
         with self._changing():
             held = self._ledger.held
             assert held.num_bytes <= self._max_bytes, (held, self._max_bytes)
-            assert _add_up([*self._files(self._entries), *self._files(self._aside)]) == held
+            assert add_up([*entries_in(self._entries), *files_in(self._aside)]) == held
         self._known.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
@@ -252,28 +252,17 @@ class DiskTier:
         for folder in (self._directory, self._entries, self._aside):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._entries, self._aside):
-            _refuse_if_shared(folder)
+            refuse_if_shared(folder)
         may_write = all(os.access(folder, os.W_OK) for folder in (self._entries, self._aside))
         self._ledger.open(is_read_only=not may_write)
-        _warn_if_open(self._directory)
+        warn_if_open(self._directory)
         if not may_write:
             self._fullness.report("it can only be read")
-            self._learn_all(self._files(self._entries))
+            self._learn_all(entries_in(self._entries))
             return
         with self._changing():
             self._count()
             self._make_room(0)
-
-    def _files(self, folder: Path) -> list[_File]:
-        files = []
-        with suppress(FileNotFoundError), os.scandir(folder) as found:
-            for each in found:
-                # A stray folder does not count against the budget, and could not be removed like a file.
-                if (folder == self._aside or is_entry_key(each.name)) and not each.is_dir(follow_symlinks=False):
-                    with suppress(FileNotFoundError):
-                        about = each.stat(follow_symlinks=False)
-                        files.append(_File(about.st_mtime_ns, each.name, _occupied(about.st_size)))
-        return files
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
@@ -330,7 +319,7 @@ class DiskTier:
             os.close(descriptor)
             path.unlink()
             raise
-        self._ledger.add_file(_occupied(num_bytes))
+        self._ledger.add_file(occupied(num_bytes))
         return path, descriptor
 
     def _give_name(self, key: str, aside: Path, array: StoredArray) -> None:
@@ -357,31 +346,23 @@ class DiskTier:
         with suppress(FileNotFoundError, IsADirectoryError):
             num_bytes = path.lstat().st_size
             path.unlink()
-            self._ledger.remove_file(_occupied(num_bytes))
+            self._ledger.remove_file(occupied(num_bytes))
 
     def _count(self) -> None:
         """Count all files anew, as others add, use and remove entries. Remove unfinished files of killed processes."""
-        for file in self._files(self._aside):
-            _remove_dead(self._aside / file.name)
-        entries = self._files(self._entries)
+        for file in files_in(self._aside):
+            remove_dead(self._aside / file.name)
+        entries = entries_in(self._entries)
         self._learn_all(entries)
-        self._ledger.held = _add_up([*entries, *self._files(self._aside)])
+        self._ledger.held = add_up([*entries, *files_in(self._aside)])
 
-    def _learn_all(self, entries: list[_File]) -> None:
+    def _learn_all(self, entries: list[TierFile]) -> None:
         for key in self._known.sizes.keys() - {file.name for file in entries}:
             self._known.forget(key)
         for last_use, key, num_bytes in sorted(entries):
             if last_use != self._known.last_use_of(key):
-                seconds = 0.0 if key in self._known else self._seconds_of(key)
+                seconds = 0.0 if key in self._known else seconds_of(self._entries / key)
                 self._known.learn(key, num_bytes, seconds, last_use)
-
-    def _seconds_of(self, key: str) -> float:
-        """Return the time the entry took to compute; 0 if it cannot be read, so that it is evicted first."""
-        try:
-            with opened(self._entries / key, _READING) as descriptor:
-                return read_seconds(key, os.pread(descriptor, HEADER_BYTES, 0)) or 0.0
-        except OSError:
-            return 0.0
 
 
 def _checked(key: str) -> str:
@@ -389,18 +370,9 @@ def _checked(key: str) -> str:
     return key
 
 
-def _occupied(num_bytes: int) -> int:
-    """Return the bytes that a file of that size occupies: file systems allocate whole pages."""
-    return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def _add_up(files: list[_File]) -> Held:
-    return Held(sum(file.num_bytes for file in files), len(files))
-
-
 def _open(path: str) -> int:
     try:
-        return os.open(path, _READING)
+        return os.open(path, READING)
     except OSError as error:
         if error.errno not in _STRANGE:
             raise
@@ -425,24 +397,3 @@ def _write(descriptor: int, header: bytes, payload: memoryview) -> None:
             written -= len(left.pop(0))
         if left:
             left[0] = left[0][written:]
-
-
-def _remove_dead(path: Path) -> None:
-    with suppress(FileNotFoundError, BlockingIOError), opened(path, os.O_RDWR) as descriptor:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()
-
-
-def _refuse_if_shared(folder: Path) -> None:
-    about = folder.stat()
-    if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-        raise TierError(f"{folder} must be this user's and closed to others: it holds data derived from requests")
-
-
-def _warn_if_open(folder: Path) -> None:
-    """Warn if others can replace files. No refusal: a container's user may not own a volume mounted into it."""
-    about = folder.stat()
-    all_write = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
-    if all_write or about.st_uid not in (0, os.geteuid()):
-        whose = "everyone can write to it" if all_write else f"it belongs to user {about.st_uid}"
-        logger.warning("others can change answers by replacing files in %s: %s", folder, whose)
