@@ -341,12 +341,33 @@ def contents_of(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
+def test_a_read_only_folder_needs_no_room_for_writing(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tier, 1)
+    reader = reopened(tier)
+    with monkeypatch.context() as patched:
+        patched.setattr("keepsight.tiers.disk_tier.os.access", lambda *_: False)
+        reader.open()
+    tier._aside.rmdir()
+    assert not reader.put(key_of(2), array_of(2))
+    assert not tier._aside.exists()
+    assert_equal(reader.get(key_of(1)), array_of(1))
+    reader.close()
+
+
 def test_a_removed_folder_is_recreated(tier: DiskTier) -> None:
     put(tier, 1)
     shutil.rmtree(tier._directory)
     assert tier.get(key_of(1)) is None
     put(tier, 1)
     assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_a_removed_empty_folder_is_recreated(tier: DiskTier) -> None:
+    put(tier, 1)
+    tier._aside.rmdir()
+    put(tier, 2)
+    assert_equal(tier.get(key_of(1)), array_of(1))
+    assert held(tier) == [1, 2]
 
 
 def test_servers_share_one_budget_after_their_folder_was_removed(tier: DiskTier) -> None:

@@ -247,7 +247,8 @@ class DiskTier:
 
     def open(self) -> None:
         """Open the folder unless it is open, creating it if needed; an earlier fault may have been fixed by now."""
-        if self._ledger.is_open and self._entries.is_dir():
+        # `aside` is usually empty: whatever removes empty folders removes it alone. It is needed only for writing.
+        if self._ledger.is_open and self._entries.is_dir() and (self._ledger.is_read_only or self._aside.is_dir()):
             return
         for folder in (self._directory, self._entries, self._aside):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
