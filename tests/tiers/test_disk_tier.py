@@ -409,8 +409,8 @@ def test_an_uncreatable_folder_is_an_error_until_it_can_be_created(tmp_path: Pat
     tier.close()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-@pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open", "pwrite"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO])
+@pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open", "rename", "pwrite"])
 def test_a_failed_write_leaves_no_files(
     tier: DiskTier, call: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -422,7 +422,7 @@ def test_a_failed_write_leaves_no_files(
     with monkeypatch.context() as patched:
         patched.setattr(f"keepsight.tiers.disk_tier.os.{call}", fail)
         if number != errno.EIO:
-            # A full or read-only disk must not set the tier aside: its entries can still be read.
+            # A disk that is full or closed to the server must not set the tier aside: its entries can still be read.
             assert [tier.put(key_of(each), array_of(each)) for each in (2, 3)] == [False, False]
             assert caplog.text.count("accepts no more entries") == 1
         else:
@@ -432,6 +432,24 @@ def test_a_failed_write_leaves_no_files(
     assert held(tier) == [1]
     assert not list(tier._aside.iterdir())
     put(tier, 2)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
+def test_a_damaged_entry_that_may_not_be_removed_is_a_miss(
+    tier: DiskTier, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier, 1)
+    damaged = tier._entries / key_of(1)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+
+    def fail(path: object, **_: object) -> NoReturn:
+        raise OSError(number, "No such luck", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("keepsight.tiers.disk_tier.os.unlink", fail)
+        assert [tier.get(key_of(1)) for _ in range(2)] == [None, None]
+    assert damaged.exists()
+    assert tier.stats().num_damaged == 1
 
 
 @pytest.mark.parametrize("function", ["_write", "pack_header"])

@@ -43,8 +43,8 @@ logger = logging.getLogger(__name__)
 
 # Errors which mean that only this file is not ours: it is a link, a socket or another user's.
 _STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
-# Errors which mean only that nothing more can be written to the disk.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
+# Errors which mean only that nothing more can be written to the disk: it is full, or closed to this process.
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
 # Bytes of a file read at a time: checked while still in the core's cache, and while the disk reads the next piece.
 _PIECE = 256 * 1024
 # Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
