@@ -267,6 +267,14 @@ def test_pins_are_shown_and_can_be_removed(tier_folder: Path, capsys: pytest.Cap
     ]
 
 
+def test_pinning_in_a_refused_folder_leaves_it_as_it_was(tier_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tier_folder / "entries").chmod(0o755)
+    files = set(tier_folder.rglob("*"))
+    assert main(["cache", "pin", key_of(0), "--encoder-disk-cache", str(tier_folder)]) == 2
+    assert "must be this user's and closed to others" in capsys.readouterr().err
+    assert set(tier_folder.rglob("*")) == files
+
+
 def test_pictures_pinned_while_their_server_runs_are_kept(tmp_path: Path) -> None:
     server = DiskTier(tmp_path, 10 * 4096)
     for number in range(30):

@@ -1,9 +1,12 @@
 """Pinned entries stay, no matter who pinned them and when; all others are evicted as usual."""
 
+import errno
 import itertools
 import logging
+import os
 import random
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
+from keepsight.errors import TierError
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.known_files import KnownFiles
 from keepsight.tiers.pins import pins_in
@@ -150,6 +154,39 @@ def test_a_damaged_or_cleared_entry_is_pinned_again_when_it_is_put_again(tmp_pat
     tier.clear()
     assert held(tier) == set()
     assert set(pins_in(tmp_path)) == {key_of(0), key_of(1)}
+    tier.close()
+
+
+def test_pins_of_others_are_refused_when_the_folder_is_opened(tmp_path: Path) -> None:
+    pins_in(tmp_path).add(key_of(0))
+    (tmp_path / "pins").chmod(0o755)
+    tier = opened(tmp_path)
+    with pytest.raises(TierError, match=f"{tmp_path}/pins must be this user's"):
+        tier.open()
+    (tmp_path / "pins").chmod(0o700)
+    put(tier, *range(20))
+    tier.close()
+
+
+def test_nothing_is_evicted_while_pins_cannot_be_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = opened(tmp_path)
+    put(tier, *range(10))
+    pins_in(tmp_path).add(key_of(0))
+    real = os.scandir
+
+    def refuse(path: Path) -> Iterator[os.DirEntry[str]]:
+        if path == tmp_path / "pins":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("keepsight.ipc.shared_names.os.scandir", refuse)
+        assert not tier.put(key_of(10), array_of(10))
+        assert_equal(tier.get(key_of(1)), array_of(1))
+    assert caplog.messages == [f"{tmp_path} accepts no more entries: [Errno 13] Permission denied: '{tmp_path}/pins'"]
+    assert held(tier) == {*range(10)}
     tier.close()
 
 

@@ -52,6 +52,7 @@ def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
         raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
     keys, pins = _find_keys(arguments), pins_in(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:
+        tier.open()  # A refused folder is left as it was.
         new = {key for picture_keys in keys.values() for key in picture_keys}.difference(pins)
         pins.add(*new)
         try:

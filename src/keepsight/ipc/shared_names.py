@@ -8,20 +8,20 @@ from pathlib import Path
 
 class SharedNames:
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     def __iter__(self) -> Iterator[str]:
         """Iterate in no particular order."""
-        with suppress(FileNotFoundError), os.scandir(self._folder) as found:
+        with suppress(FileNotFoundError), os.scandir(self.folder) as found:
             for each in found:
                 yield each.name
 
     def add(self, *names: str) -> None:
         """Add names, creating the folder if needed. Raises OSError."""
-        self._folder.mkdir(mode=0o700, exist_ok=True)
+        self.folder.mkdir(mode=0o700, exist_ok=True)
         for name in names:
-            (self._folder / name).touch(mode=0o600)
+            (self.folder / name).touch(mode=0o600)
 
     def remove(self, *names: str) -> None:
         for name in names:
-            (self._folder / name).unlink(missing_ok=True)
+            (self.folder / name).unlink(missing_ok=True)

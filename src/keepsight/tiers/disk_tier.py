@@ -254,6 +254,9 @@ class DiskTier:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._entries, self._aside):
             refuse_if_shared(folder)
+        # Unless its pins can be listed, nothing may be evicted. Better said now than when the tier is full.
+        with suppress(FileNotFoundError):
+            refuse_if_shared(self._pins.folder)
         may_write = all(os.access(folder, os.W_OK) for folder in (self._entries, self._aside))
         self._ledger.open(is_read_only=not may_write)
         warn_if_open(self._directory)
