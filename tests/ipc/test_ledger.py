@@ -3,6 +3,7 @@
 import errno
 import os
 import struct
+import threading
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,19 @@ def test_using_a_closed_ledger_is_an_error_until_it_is_opened(tmp_path: Path) ->
     ledger.open()
     with ledger.changing(lambda: count(ledger, 5)):
         assert ledger.held.num_bytes == 5
+
+
+def test_a_change_that_does_not_end_neither_holds_up_closing_nor_loses_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.ipc.ledger._CLOSING_SECONDS", 0.01)
+    ledger = opened(tmp_path)
+    closing = threading.Thread(target=ledger.close)
+    with ledger.changing(lambda: count(ledger, 5)):
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        ledger.add_file(1)
+    assert ledger.known == Held(num_bytes=6, num_files=2)
+    ledger.close()
+    assert not ledger.is_open

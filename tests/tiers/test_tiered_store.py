@@ -1,5 +1,6 @@
 """Each load is answered once and in time, whatever the tiers do; loading and storing never block the caller."""
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -443,3 +444,27 @@ def test_a_tier_that_failed_to_clear_returns_nothing_until_cleared() -> None:
     assert store.wait_written(20)
     assert tier.entries == {}
     store.close()
+
+
+def test_a_disk_that_never_returns_does_not_hold_up_closing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.tiers.tiered_store._CLOSING_SECONDS", 0.05)
+    is_reserving, may_return = threading.Event(), threading.Event()
+    real = os.posix_fallocate
+
+    def hang(*arguments: int) -> None:
+        is_reserving.set()
+        assert may_return.wait(60)
+        real(*arguments)
+
+    store = TieredStore(None, [DiskTier(tmp_path, 10**6)])
+    assert store.wait_opened(20)
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.posix_fallocate", hang)
+    store.store(key_of(1), array_of(1))
+    assert is_reserving.wait(20)
+    closing = threading.Thread(target=store.close)
+    closing.start()
+    closing.join(20)
+    is_closed = not closing.is_alive()
+    may_return.set()
+    closing.join()
+    assert is_closed

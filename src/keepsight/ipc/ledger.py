@@ -22,6 +22,8 @@ _CONTENT = struct.Struct("<QBQ")
 _SETTLED = 2
 # The lock is held for milliseconds: a process that holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
+# A thread that holds the lock for longer waits for a disk that may never return.
+_CLOSING_SECONDS = 1.0
 
 
 class Held(NamedTuple):
@@ -69,8 +71,12 @@ class Ledger:
                 self.known = self.held
 
     def close(self) -> None:
-        with self._lock:
-            self._close()
+        """Close the file. If a change does not end, it stays open until the process ends: the change needs it."""
+        if self._lock.acquire(timeout=_CLOSING_SECONDS):
+            try:
+                self._close()
+            finally:
+                self._lock.release()
 
     @contextmanager
     def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
