@@ -502,6 +502,45 @@ def test_a_ledger_locked_for_long_blocks_no_reads(tier: DiskTier, monkeypatch: p
     put(tier, 2)
 
 
+@pytest.mark.parametrize("method", ["open", "list_sizes"])
+def test_entries_are_stored_while_another_process_reads_the_headers_of_all(
+    tier: DiskTier, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier, 1)
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.0)
+    other, read = reopened(tier), list[str]()
+
+    def put_meanwhile(path: Path) -> float:
+        if not read:
+            put(tier, 2)
+        read.append(path.name)
+        return 0.5
+
+    monkeypatch.setattr("keepsight.tiers.disk_tier.seconds_of", put_meanwhile)
+    getattr(other, method)()
+    assert read == [key_of(1), key_of(2)], "what came meanwhile is counted, too"
+    other.check_invariants()
+    other.close()
+
+
+def test_entries_are_stored_while_another_process_clears_many(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(tier, *range(7))
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.0)
+    other, numbers_left = reopened(tier), list[int]()
+
+    def put_meanwhile() -> None:
+        put(tier, 50)
+        numbers_left.append(len(held(tier)))
+
+    monkeypatch.setattr("keepsight.tiers.disk_tier._PORTION", 2)
+    monkeypatch.setattr("keepsight.tiers.disk_tier.let_others_in", put_meanwhile)
+    other.clear()
+    assert numbers_left == [6, 4, 2]
+    assert held(tier) == []
+    assert other.stats().num_entries == 0
+    other.close()
+
+
 @pytest.mark.parametrize("jump", [-(10**18), 10**18])
 def test_a_clock_that_jumps_affects_only_the_eviction_order(tmp_path: Path, jump: int) -> None:
     now = [10**18]

@@ -29,6 +29,11 @@ def try_lock(descriptor: int, place: int, *, is_shared: bool = False, patience: 
             _set(fcntl.F_UNLCK, descriptor, place)
 
 
+def let_others_in() -> None:
+    """Wait until all that want a lock have tried again: one that takes it again and again would keep it from them."""
+    time.sleep(2 * _LONGEST_PAUSE_SECONDS)
+
+
 @contextmanager
 def opened(path: str | os.PathLike[str], flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags, 0o600)

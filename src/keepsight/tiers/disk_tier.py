@@ -20,6 +20,7 @@ from pathlib import Path
 
 from keepsight.errors import TierError
 from keepsight.ipc.ledger import Held, Ledger
+from keepsight.ipc.record_lock import let_others_in
 from keepsight.tiers.check_owner import refuse_if_shared, warn_if_open
 from keepsight.tiers.disk_files import (
     READING,
@@ -49,6 +50,8 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errn
 _PIECE = 256 * 1024
 # Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
 _SLACK = 64
+# Most files that are removed before other processes, which wait for the ledger only so long, get their turn.
+_PORTION = 1000
 
 
 class DiskTier:
@@ -149,6 +152,7 @@ class DiskTier:
         if self._ledger.is_read_only:
             self._learn_all(entries_in(self._entries))
         else:
+            self._learn_new()
             with self._changing():
                 self._count()
         return self._known.sizes
@@ -219,9 +223,13 @@ class DiskTier:
                 "%s can only be read: what was to be cleared stays there; this process ignores it", self._directory
             )
             return
+        entries = entries_in(self._entries)
+        for start in range(0, len(entries) - _PORTION, _PORTION):
+            with self._changing():
+                self._remove_all(entries[start : start + _PORTION])
+            let_others_in()
         with self._changing():
-            for file in entries_in(self._entries):
-                self._remove(file.name)
+            self._remove_all(entries_in(self._entries))
             self._count()
 
     def _ignore(self, key: str) -> None:
@@ -264,9 +272,19 @@ class DiskTier:
             self._fullness.report("it can only be read")
             self._learn_all(entries_in(self._entries))
             return
+        self._learn_new()
         with self._changing():
             self._count()
             self._make_room(0)
+
+    def _learn_new(self) -> None:
+        """Read the headers of files that are not known, before the lock is taken: of many files this takes seconds.
+
+        Some may be gone by now; counting them under the lock forgets these.
+        """
+        for last_use, key, num_bytes in sorted(entries_in(self._entries)):
+            if key not in self._known:
+                self._known.learn(key, num_bytes, seconds_of(self._entries / key), last_use)
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
@@ -345,6 +363,10 @@ class DiskTier:
     def _remove(self, key: str) -> None:
         self._unlink(self._entries / key)
         self._known.forget(key)
+
+    def _remove_all(self, entries: list[TierFile]) -> None:
+        for file in entries:
+            self._remove(file.name)
 
     def _unlink(self, path: Path) -> None:
         with suppress(FileNotFoundError, IsADirectoryError):
