@@ -249,9 +249,8 @@ class Config:
             if not isinstance(place := getattr(self, name), str | Path | bool | None):
                 raise InvalidArgumentError(name, f"must be PATH, PATH:SIZE, :SIZE or True, not {place!r}")
         if self.has_prefix_disk and not self.enable_prefix_caching:
-            raise InvalidArgumentError(
-                "prefix_disk_cache", f"is {self.prefix_disk_cache!r}, but nothing is kept without enable_prefix_caching"
-            )
+            reason = "but enable_prefix_caching is off (--no-enable-prefix-caching): nothing would be kept"
+            raise InvalidArgumentError("prefix_disk_cache", f"is {self.prefix_disk_cache!r}, {reason}")
         if not isinstance(self.encoder_remote_cache, str | None) or self.encoder_remote_cache == "":
             raise InvalidArgumentError(
                 "encoder_remote_cache", f"must be an address such as redis://host, not {self.encoder_remote_cache!r}"

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cache_traces import zipf
 from keepsight.cli.main import main
+from keepsight.errors import TierError
 from keepsight.runner import load_runner
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.pins import pins_in
@@ -123,6 +124,24 @@ def test_a_folder_that_cannot_be_read_is_reported_with_its_flag(
     error_output = capsys.readouterr().err
     assert error_output.startswith(f"keepsight cache: {typed[-1]}: {tmp_path}")
     assert "File name too long" in error_output
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        ["inspect", "--disk"],
+        ["pin", "0" * 64, "--encoder-disk-cache"],
+    ],
+)
+def test_a_link_to_nothing_is_reported_as_such(
+    typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    assert main(["cache", *typed, f"{tmp_path}/link"]) == 2
+    reason = f"cannot be used: it is a link to {tmp_path}/nowhere, which does not exist"
+    assert f"{typed[-1]}: {tmp_path}/link {reason}" in capsys.readouterr().err
+    with pytest.raises(TierError, match="it is a link to"):
+        DiskTier(tmp_path / "link", 2**30).open()
 
 
 def test_inspecting_creates_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

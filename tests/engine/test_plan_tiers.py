@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no prefixes": (
         lambda _: {"prefix_disk_cache": True, "enable_prefix_caching": False},
-        "prefix_disk_cache: is True, but nothing is kept without enable_prefix_caching",
+        r"prefix_disk_cache: is True, but enable_prefix_caching is off \(--no-enable-prefix-caching\): nothing would",
     ),
     "one folder for both by another spelling": (
         lambda path: {"prefix_disk_cache": f"{path}/../{path.name}", "encoder_disk_cache": str(path)},

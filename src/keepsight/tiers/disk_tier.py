@@ -21,7 +21,7 @@ from pathlib import Path
 from keepsight.errors import TierError
 from keepsight.ipc.ledger import Held, Ledger
 from keepsight.ipc.record_lock import let_others_in
-from keepsight.tiers.check_owner import refuse_if_shared, warn_if_open
+from keepsight.tiers.check_folder import refuse_dangling, refuse_if_shared, warn_if_open
 from keepsight.tiers.disk_files import (
     READING,
     TierFile,
@@ -80,7 +80,8 @@ class DiskTier:
 
     @staticmethod
     def is_in(directory: Path) -> bool:
-        """Return whether a disk tier was ever opened in this folder."""
+        """Return whether a disk tier was ever opened in this folder. Raises TierError if it is a link to nothing."""
+        refuse_dangling(directory)
         return (directory / "entries").is_dir()
 
     # Lookup ---------------------------------------------------------------------------------------------------
@@ -258,6 +259,7 @@ class DiskTier:
         # `aside` is usually empty: whatever removes empty folders removes it alone. It is needed only for writing.
         if self._ledger.is_open and self._entries.is_dir() and (self._ledger.is_read_only or self._aside.is_dir()):
             return
+        refuse_dangling(self._directory)
         for folder in (self._directory, self._entries, self._aside):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._entries, self._aside):

@@ -1,4 +1,4 @@
-"""Checks who else may read and replace the files of a disk tier."""
+"""Checks of a disk tier's folders: that they are not links to nothing, and who else may read and replace files."""
 
 import logging
 import os
@@ -8,6 +8,11 @@ from pathlib import Path
 from keepsight.errors import TierError
 
 logger = logging.getLogger(__name__)
+
+
+def refuse_dangling(folder: Path) -> None:
+    if folder.is_symlink() and not folder.exists():
+        raise TierError(f"it is a link to {folder.readlink()}, which does not exist")
 
 
 def refuse_if_shared(folder: Path) -> None:
