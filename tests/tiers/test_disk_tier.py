@@ -91,11 +91,15 @@ def test_computation_costs_count_after_a_restart(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_smaller_budget_holds_from_the_start(tier: DiskTier) -> None:
+def test_a_smaller_budget_holds_from_the_start_and_what_it_costs_is_logged(
+    tier: DiskTier, caplog: pytest.LogCaptureFixture
+) -> None:
     put(tier, *range(10))
     other = reopened(tier, 4 * PAGE)
     other.check_invariants()
     assert held(other) == [6, 7, 8, 9]
+    given = f"held more than the {4 * PAGE} bytes given to this process"
+    assert caplog.messages == [f"{tier._directory} {given}: 6 entries were evicted"]
     other.close()
 
 

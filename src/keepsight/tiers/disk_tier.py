@@ -275,9 +275,13 @@ class DiskTier:
             self._learn_all(entries_in(self._entries))
             return
         self._learn_new()
+        num_before = self._num_evictions
         with self._changing():
             self._count()
             self._make_room(0)
+        if num_evicted := self._num_evictions - num_before:
+            reason = "%s held more than the %d bytes given to this process: %d entries were evicted"
+            logger.warning(reason, self._directory, self._max_bytes, num_evicted)
 
     def _learn_new(self) -> None:
         """Read the headers of files that are not known, before the lock is taken: of many files this takes seconds.
