@@ -242,6 +242,21 @@ def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> No
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
+def test_of_many_damaged_entries_the_log_names_a_few_and_then_tells_their_number(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier = DiskTier(tmp_path, 2**30)
+    put(tier, *range(100))
+    for number in range(100):
+        (tier._entries / key_of(number)).write_bytes(b"")
+        assert tier.get(key_of(number)) is None
+    assert tier.stats().num_damaged == 100
+    assert all(message.endswith(": removed") for message in caplog.messages[:20])
+    later = [f"{number} entries of {tmp_path} were damaged so far; not each is logged" for number in (40, 80)]
+    assert caplog.messages[20:] == later
+    tier.close()
+
+
 def test_a_permission_error_is_not_reported_as_damage(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -22,6 +22,7 @@ from keepsight.errors import TierError
 from keepsight.ipc.ledger import Held, Ledger
 from keepsight.ipc.record_lock import let_others_in
 from keepsight.tiers.check_folder import refuse_dangling, refuse_if_shared, warn_if_open
+from keepsight.tiers.damage_log import DamageLog
 from keepsight.tiers.disk_files import (
     READING,
     TierFile,
@@ -76,7 +77,8 @@ class DiskTier:
         self._ledger = Ledger(directory / "ledger")
         # Keys of entries that count as gone, though they could not be removed.
         self._ignored: set[str] = set()
-        self._num_evictions = self._num_damaged = 0
+        self._damage = DamageLog(directory)
+        self._num_evictions = 0
 
     @staticmethod
     def is_in(directory: Path) -> bool:
@@ -144,8 +146,7 @@ class DiskTier:
                 raise
             self._ignore(key)
             fate = f"ignored, as it cannot be removed ({failure.strerror})"
-        self._num_damaged += 1
-        logger.warning("%s was damaged (%s): %s", self._entries / key, error, fate)
+        self._damage.report(self._entries / key, error, fate)
 
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of all entries, including those that other processes stored."""
@@ -239,7 +240,7 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         num_bytes, num_files = self._ledger.known
-        return TierStats(num_bytes, self._max_bytes, num_files, self._num_evictions, self._num_damaged)
+        return TierStats(num_bytes, self._max_bytes, num_files, self._num_evictions, self._damage.num_damaged)
 
     def close(self) -> None:
         self._ledger.close()
