@@ -140,6 +140,7 @@ def test_after_kill_9_an_upload_is_said_to_be_on_disk_before_any_request(tmp_pat
         tiers = find(port, known)
         assert tiers["embeddings"] == ["disk"]
         assert (tiers["engine"], tiers["prefix"], tiers["processor_cache"]) == (True, False, False)
+        wait_until(lambda: "disk" in tiers_of(port))  # engines report their tiers each half a second
         assert tiers_of(port)["disk"]["num_hits"] == 0
 
 
