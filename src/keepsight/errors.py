@@ -3,6 +3,7 @@
 Errors reported to callers are `AnsweredError`s: an invalid request (`InvalidArgumentError`, which names the field) or a
 request that was given up (`RequestFailedError`). All others stay internal, or end a command with one line, such as a
 checkpoint that cannot be served (`CheckpointError`, which names the file). `assert` is only for our own bugs.
+`renaming_fields` gives the fields of invalid requests the names that callers know.
 """
 
 import os
@@ -43,7 +44,7 @@ class InvalidArgumentError(AnsweredError):
 
 @contextmanager
 def renaming_fields(rename: Callable[[str], str]) -> Iterator[None]:
-    """Report faults under the caller's names. `rename`: maps the name that was known where one was found to that."""
+    """Report faults under the caller's names. `rename`: maps the name of a field where a fault is found to that."""
     try:
         yield
     except InvalidArgumentError as error:

@@ -162,7 +162,7 @@ def count_blocks(slices: Sequence[RequestSlice], rows_per_block: int) -> int:
 def _blocks_of(batch: "AttentionBatch", rows_per_block: int) -> list[tuple[int, int, int]]:
     blocks = [
         (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
-        for piece, first in zip(batch.slices, batch.first_rows, strict=True)
+        for piece, first in zip(batch.slices, batch.slice_starts, strict=True)
         if piece.length > 1
         for row in range(0, piece.length, rows_per_block)
     ]
@@ -203,7 +203,7 @@ class AttentionBatch:
             self.slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices]).to(self.device)
 
     @made_once
-    def first_rows(self) -> Sequence[int]:
+    def slice_starts(self) -> Sequence[int]:
         """For each slice: the index of its first token."""
         ends = itertools.accumulate(piece.length for piece in self.slices)
         return [end - piece.length for end, piece in zip(ends, self.slices, strict=True)]
@@ -232,7 +232,7 @@ class AttentionBatch:
     @property
     def read_tokens(self) -> list[int]:
         """Indices of the last tokens of the slices that are read."""
-        return [self.first_rows[index] + self.slices[index].length - 1 for index in self._read_slices]
+        return [self.slice_starts[index] + self.slices[index].length - 1 for index in self._read_slices]
 
     @property
     def read_ends(self) -> list[RequestSlice]:
@@ -272,7 +272,7 @@ class AttentionBatch:
     @made_once
     def singles(self) -> tuple[list[RequestSlice], list[int]]:
         """The slices of one token, and the indices of those tokens."""
-        pairs = zip(self.slices, self.first_rows, strict=True)
+        pairs = zip(self.slices, self.slice_starts, strict=True)
         found = [(piece, first) for piece, first in pairs if piece.length == 1]
         return [piece for piece, _ in found], [first for _, first in found]
 
@@ -288,7 +288,7 @@ class AttentionBatch:
     def _picture_ends(self) -> Tensor:
         """For each token: the end of the picture that contains it; 0 outside pictures."""
         ends = torch.zeros(self.num_tokens, dtype=torch.int64)
-        for piece, row in zip(self.slices, self.first_rows, strict=True):
+        for piece, row in zip(self.slices, self.slice_starts, strict=True):
             before = row - piece.start
             for span in piece.pictures:
                 assert not span.is_cut_by(piece.end), (span, piece.end)

@@ -43,6 +43,8 @@ def use_kernels_of_any_length() -> None:
 class _Part(Protocol):
     """Some rows of the batch, by default all of them, and the location of their keys and values."""
 
+    __slots__ = ()
+
     @property
     def rows(self) -> slice | Tensor:
         return slice(None)
@@ -116,7 +118,7 @@ def plan(batch: AttentionBatch, view: View, limits: _FallbackLimits) -> list[_Pa
     parts: list[_Part] = []
     # Slice index -> row, for slices of one token.
     singles: dict[int, int] = {}
-    for index, (piece, row) in enumerate(zip(batch.slices, batch.first_rows, strict=True)):
+    for index, (piece, row) in enumerate(zip(batch.slices, batch.slice_starts, strict=True)):
         if piece.length > 1:
             parts += plan_rows(batch, index, row, view, ROWS_PER_GROUP)
         else:

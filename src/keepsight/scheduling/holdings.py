@@ -46,6 +46,8 @@ class Holdings:
 
     def take_changes(self) -> list[MediaHeld | MediaDropped]:
         """Return the changes since the last call, as messages."""
+        if not self._changed:  # as after most steps
+            return []
         held, dropped = self.take_names()
         return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
 

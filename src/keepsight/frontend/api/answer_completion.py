@@ -122,7 +122,8 @@ class CompletionAnswer(ChunkedAnswer):
             return None
         shown = list(tokens)
         lengths = (len(token.shown) for token in shown)
-        *offsets, self._offsets[index] = itertools.accumulate(lengths, initial=self._offsets[index])
+        *offsets, end = itertools.accumulate(lengths, initial=self._offsets[index])
+        self._offsets[index] = end
         each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in shown]
         return CompletionLogprobs(
             tokens=[self._name_token(token.token_id) for token in shown],

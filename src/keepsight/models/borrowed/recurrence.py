@@ -163,7 +163,7 @@ class RecurrentStep:
         slices, slots = self._batch.slices, self._batch.sequences.slots
         parts = [
             Part(slice(first + begin, first + end), slots[index : index + 1], [] if slot is None else [(0, slot)])
-            for index, (piece, first) in enumerate(zip(slices, self._batch.first_rows, strict=True))
+            for index, (piece, first) in enumerate(zip(slices, self._batch.slice_starts, strict=True))
             if piece.length > 1
             for begin, end, slot in _cut(piece)
         ]
