@@ -77,6 +77,13 @@ def test_the_end_is_no_token_if_events_carry_several(script: Script) -> None:
     assert (result.num_tokens, len(result.token_times)) == (4, 2)
 
 
+def test_an_annotation_is_no_token(script: Script) -> None:
+    annotation = b'data: {"choices": [{"index": 0, "content_filter_results": {}}]}\n\n'
+    script.answers = [[annotation, event("Hello"), annotation, event(" you"), END, DONE]]
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.text, len(result.token_times)) == ("Hello you", 2)
+
+
 def test_an_empty_finish_reason_does_not_complete_an_answer(script: Script) -> None:
     script.answers = [[b'data: {"choices": [{"delta": {"content": "w"}, "finish_reason": ""}]}\n\n'] * 3]
     assert asyncio.run(ask(server_of(script), [])).error == "the connection ended before the answer did"

@@ -174,6 +174,7 @@ def test_a_model_swallowed_by_a_cache_s_flag_is_reported(flag: str, capsys: pyte
     "values",
     [
         ["--api-key", "pQ/8x+Tq/4aJm0c5Y1Kf2LtB7w=="],
+        ["--api-key", "do6KZrq1/4aJm0c5Y1Kf2LtB"],
         ["--served-model-name", "gemma"],
         ["--allowed-origins", "https://a.example.org"],
         ["--allowed-media-networks", "10.0.0.0/8"],

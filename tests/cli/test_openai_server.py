@@ -66,6 +66,7 @@ def test_a_given_key_is_sent_with_every_request(script: Script) -> None:
     [
         (400, b'{"error": {"message": "temperature: must be at least 0"}}', "400: temperature: must be at least 0"),
         (404, b'{"error": "no such model"}', "404: no such model"),
+        (404, b'{"object": "error", "message": "no such model"}', "404: no such model"),
         (502, b"<html>Bad gateway", "502: <html>Bad gateway"),
         (500, b"[" * 100_000, "500: [[["),
         (503, b"", "503: Service Unavailable"),

@@ -356,6 +356,35 @@ def test_a_read_only_folder_is_never_changed(
     assert contents_of(tier._directory) == files
 
 
+def test_a_read_only_folder_without_one_for_unfinished_files_is_read(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier, 1)
+    tier._aside.rmdir()
+
+    def refuse(path: Path, **_: object) -> None:
+        if not path.exists():
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.access", lambda path, _: path != tier._entries and path.exists())
+    reader = reopened(tier)
+    assert_equal(reader.get(key_of(1)), array_of(1))
+    assert not reader.put(key_of(2), array_of(2))
+    reader.close()
+
+
+def test_a_full_folder_that_is_closed_while_in_use_loses_no_entry(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tier, *range(20))
+    known = held(tier)
+    with monkeypatch.context() as patched:
+        patched.setattr("keepsight.tiers.disk_tier.os.access", lambda *_: False)
+        assert not tier.put(key_of(20), array_of(20))
+    assert [number for number in range(20) if tier.has(key_of(number))] == known
+
+
 def contents_of(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 

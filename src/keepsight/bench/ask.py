@@ -120,7 +120,7 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
             texts.append(delta.get("content") or "")
             if is_end and not _has_text(delta):
                 end_times.append(when)
-            elif _is_token(delta):
+            elif "delta" in choice and _is_token(delta):
                 times.append(when)
     if not is_done:
         raise EOFError

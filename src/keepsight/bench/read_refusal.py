@@ -25,8 +25,8 @@ def read_refusal(status: int, body: bytes, url: str) -> str:
 
 
 def message_of(body: object) -> str | None:
-    """Return the error's message, given in OpenAI's form or as the plain text that some servers send instead."""
-    error = body.get("error") if isinstance(body, dict) else None
+    """Return the error's message, given in OpenAI's form, as plain text, or without `error` around it."""
+    error = body.get("error", body) if isinstance(body, dict) else None
     if isinstance(error, dict):
         error = error.get("message")
     return error if isinstance(error, str) else None

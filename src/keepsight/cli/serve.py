@@ -10,7 +10,6 @@ import resource
 import socket
 from collections.abc import Collection
 from contextlib import suppress
-from ipaddress import ip_network
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
@@ -28,8 +27,10 @@ from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
 # A frontend has half as many open before the first client connects.
 LEAST_OPEN_FILES = 64
-# Keys of random Base64 end with an equals sign, and URLs have a colon.
+# URLs have a colon.
 _PATH_OR_HUB_NAME = re.compile(r"[\w.~-]*(/[\w.-]+)+/?")
+# What may look like one: keys of random Base64, and networks.
+_KEY_OR_NETWORK = re.compile(r"([A-Za-z0-9+/]{4}){6,}|[\d.]+/\d+")
 _HUB_NAME = re.compile(r"\w[\w.-]*/[\w.-]+")
 
 logger = logging.getLogger(__name__)
@@ -126,15 +127,7 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
 def _looks_like_a_model(value: object) -> bool:
     if not isinstance(value, str):  # an adapter
         return False
-    return is_checkpoint(value) or bool(_PATH_OR_HUB_NAME.fullmatch(value) and not _is_network(value))
-
-
-def _is_network(value: str) -> bool:
-    try:
-        ip_network(value, strict=False)
-    except ValueError:
-        return False
-    return True
+    return is_checkpoint(value) or bool(_PATH_OR_HUB_NAME.fullmatch(value) and not _KEY_OR_NETWORK.fullmatch(value))
 
 
 def _allow_many_open_files() -> None:

@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 # Errors which mean that only this file is not ours: it is a link, a socket or another user's.
 _STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
 # Errors which mean only that nothing more can be written to the disk: it is full, or closed to this process.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM})
+_CLOSED = frozenset({errno.EROFS, errno.EACCES, errno.EPERM})
+_NO_ROOM = _CLOSED | {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 # Bytes of a file read at a time: checked while still in the core's cache, and while the disk reads the next piece.
 _PIECE = 256 * 1024
 # Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
@@ -261,13 +262,15 @@ class DiskTier:
         if self._ledger.is_open and self._entries.is_dir() and (self._ledger.is_read_only or self._aside.is_dir()):
             return
         refuse_dangling(self._directory)
-        for folder in (self._directory, self._entries, self._aside):
+        for folder in (self._directory, self._entries):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        for folder in (self._entries, self._aside):
+        try:
+            self._aside.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            if error.errno not in _CLOSED:
+                raise
+        for folder in filter(Path.exists, (self._entries, self._aside)):
             refuse_if_shared(folder)
-        # Unless its pins can be listed, nothing may be evicted. Better said now than when the tier is full.
-        with suppress(FileNotFoundError):
-            refuse_if_shared(self._pins.folder)
         may_write = all(os.access(folder, os.W_OK) for folder in (self._entries, self._aside))
         self._ledger.open(is_read_only=not may_write)
         warn_if_open(self._directory)
@@ -275,6 +278,9 @@ class DiskTier:
             self._fullness.report("it can only be read")
             self._learn_all(entries_in(self._entries))
             return
+        # Unless its pins can be listed, nothing may be evicted. Better said now than when the tier is full.
+        with suppress(FileNotFoundError):
+            refuse_if_shared(self._pins.folder)
         self._learn_new()
         num_before = self._num_evictions
         with self._changing():
@@ -321,6 +327,9 @@ class DiskTier:
 
     def _evict(self, goal: int) -> None:
         """Evict until `goal` bytes are free, as far as pins allow."""
+        if not os.access(self._entries, os.W_OK):
+            # Entries chosen to go would be forgotten although they stay.
+            raise PermissionError(errno.EACCES, "Permission denied", str(self._entries))
         self._known.spare(frozenset(self._pins))
         while not self._has_room(goal) and (key := self._known.choose()) is not None:
             self._remove(key)
