@@ -36,11 +36,13 @@ class UnreadOutputs:
             self._cut_off()
 
     async def take(self) -> Outputs:
-        self._busy_since = float("inf")
         if self:
             # Outputs have piled up, as when the client did not read: `get` alone would never suspend, and no other task
             # would run until the end.
+            self.note_read()
             await asyncio.sleep(0)
+        else:
+            self._busy_since = float("inf")
         outputs = await self._arrived.get()
         self._num_parts -= _count_parts(outputs)
         self.note_read()
@@ -57,4 +59,6 @@ class UnreadOutputs:
 
 
 def _count_parts(outputs: Outputs) -> int:
-    return sum(1 + len(each.logprobs or ()) for each in outputs if isinstance(each, TokenOutput))
+    """Return about how many there are: all tokens of a request have as many log-probabilities."""
+    first = outputs[0]
+    return len(outputs) * (1 + len(first.logprobs or ())) if isinstance(first, TokenOutput) else 1

@@ -306,6 +306,18 @@ def test_expect_100_continue_is_answered(engine: FakeEngine) -> None:
                 assert connection.recv(65536).split()[1] == status
 
 
+def test_an_invalid_chunk_of_a_client_that_expects_100_continue_is_no_fault_of_the_server(
+    engine: FakeEngine, caplog: pytest.LogCaptureFixture
+) -> None:
+    headers = b"Host: x\r\nExpect: 100-continue\r\nTransfer-Encoding: chunked\r\n"
+    with (
+        serving(engine) as port,
+        connected(port, b"POST /tokenize HTTP/1.1\r\n" + headers + b"\r\nzz\r\n") as connection,
+    ):
+        assert read_to_end(connection).split()[1] == b"400"
+    assert "Traceback" not in caplog.text
+
+
 def test_the_reader_of_a_large_body_is_woken_once() -> None:
     heard: list[Message] = []
 
@@ -333,6 +345,18 @@ def test_large_bodies_come_whole_and_in_their_order_on_one_connection() -> None:
     with running(tell_body, ApiSettings()) as port, httpx.Client(timeout=PATIENCE) as client:
         for body in bodies:
             assert client.post(f"http://127.0.0.1:{port}/", content=body).text == hashlib.sha256(body).hexdigest()
+
+
+def test_a_large_body_that_looks_like_many_heads_gives_back_all_its_room() -> None:
+    room, body = WaitingRoom(4, 2**26), b"a line\r\n\r\n" * 200_000
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        async with reading_body(Request(scope, receive), room, 2**26, PATIENCE) as read:
+            await Response(hashlib.sha256(read).hexdigest())(scope, receive, send)
+
+    with running(app, ApiSettings()) as port, httpx.Client(timeout=PATIENCE) as client:
+        assert client.post(f"http://127.0.0.1:{port}/", content=body).text == hashlib.sha256(body).hexdigest()
+    assert room.num_bytes == 0
 
 
 def test_requests_behind_a_large_body_are_not_taken_for_its_end() -> None:

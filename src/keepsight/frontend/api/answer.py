@@ -40,8 +40,8 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 # Builds large answers, one at a time: each further thread would delay the event loop more.
 _large_answers_executor = ThreadPoolExecutor(1, "large answers")
-# So many tokens and log-probabilities are written in five milliseconds; an answer may have millions.
-MAX_PARTS_ON_LOOP = 1024
+# So many log-probabilities are written in five milliseconds; an answer may have millions.
+MAX_LOGPROBS_ON_LOOP = 1024
 # Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -155,8 +155,10 @@ class Answer(AskedPrompts, ABC):
         return await self._settle(self._with_account(completion))
 
     def _is_large(self, choices: Sequence[Sequence[AnswerPiece]]) -> bool:
-        num_parts = sum(map(len, choices)) * (1 + (self._request.choose_logprobs() or 0))
-        return num_parts > MAX_PARTS_ON_LOOP or self._request.choose_prompt_logprobs() is not None
+        if self._request.choose_prompt_logprobs() is not None:
+            return True
+        num_top = self._request.choose_logprobs()
+        return num_top is not None and sum(map(len, choices)) * (1 + num_top) > MAX_LOGPROBS_ON_LOOP
 
     async def _settle(self, body: Body) -> Body:
         """Called with the finished body before the end of the answer is sent; returns the body to send."""

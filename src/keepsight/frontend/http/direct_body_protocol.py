@@ -1,7 +1,6 @@
 """A connection that writes large bodies directly to where they go, and answers pipelined requests in order."""
 
 import asyncio
-import socket
 import sys
 from functools import partial
 from typing import Any
@@ -12,7 +11,14 @@ from uvicorn.protocols.http.flow_control import FlowControl
 
 from keepsight.frontend.http.direct_reader import Connection, DirectReader
 from keepsight.frontend.http.read_body import COLLECT_BODY, Body
-from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES, TOO_LONG, SlowClientLimits
+from keepsight.frontend.http.slow_client_limits import (
+    MAX_HEADER_BYTES,
+    TOO_LONG,
+    Deadline,
+    SlowClientLimits,
+    count_unread,
+)
+from keepsight.frontend.http.tcp_info import has_left
 
 # Each header costs some hundred bytes and a microsecond or two, however short.  Clients send ten, proxies add some.
 MAX_HEADERS = 256
@@ -33,8 +39,6 @@ SECONDS_BETWEEN_LOOKS = 1.0
 MAX_DROPPED_BYTES = 2**28
 # Bytes of a waiting request's body that are read in search of the end of the connection.
 MAX_WAITING_BODY = 2**20
-# States in Linux's `struct tcp_info`: reset, and ended by the client.
-LEFT_STATES = (7, 8)
 
 
 class _HeldFlow(FlowControl):
@@ -87,10 +91,12 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     # After the last answer, while the client still sends.
     _is_lingering = False
     _num_dropped = 0
+    _is_ending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.flow = _HeldFlow(transport)
+        self._to_linger = Deadline(self.patience_seconds, "went on sending", partial(count_unread, transport))
         # What is not parsed yet, as too many requests wait.
         self._unparsed = bytearray()
 
@@ -125,7 +131,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         else:
             self.flow.is_held = False
             self.flow.resume_reading()
-            self._try_read_directly()
 
     def _look_out(self) -> None:
         """Look now and then whether the client has left: while reading is paused nobody reports it."""
@@ -137,8 +142,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         self._next_look = None
         if self.transport.is_closing() or not self.flow.read_paused:
             return
-        connection = self.transport.get_extra_info("socket")
-        if connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] in LEFT_STATES:
+        if has_left(self.transport.get_extra_info("socket")):
             self.transport.abort()
             return
         if len(self.cycle.body) < MAX_WAITING_BODY:
@@ -187,12 +191,17 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         self._unparsed.clear()
         if self._is_answering:
             self._answered.disconnected = True
+            self._answered.waiting_for_100_continue = False
             self._answered.message_event.set()
+        if self._is_ending:
+            self.transport.close()
+            return
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
-        self._to_ask.start(self.transport)
+        self._to_ask.stop()
+        self._to_linger.start(self.transport)
 
     def _drop(self, num_bytes: int) -> None:
         self._num_dropped += num_bytes
@@ -204,6 +213,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             super()._watch()
 
     def shutdown(self) -> None:
+        self._is_ending = True
         if self._is_lingering:
             self.transport.close()
         else:
@@ -211,6 +221,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
+        self._to_linger.stop()
         if self._next_look is not None:
             self._next_look.cancel()
         # uvicorn notifies only the latest request.

@@ -17,13 +17,14 @@ import msgspec
 
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.http.read_body import MIN_BYTES_PER_SECOND
+from keepsight.frontend.http.tcp_info import count_acknowledged
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
 TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
 
 
-class _Deadline:
+class Deadline:
     """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
 
     At most one timer runs at a time.  While it does, nothing may be written, or what is left tells nothing.
@@ -80,9 +81,9 @@ class SlowClientLimits(asyncio.Protocol):
         super().connection_made(transport)
         # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
-        self._to_ask = _Deadline(self.patience_seconds, "sent no complete request")
-        unread = partial(_count_unread, transport), transport.get_write_buffer_size
-        self._to_read = _Deadline(self.patience_seconds, "did not read its answer", *unread)
+        self._to_ask = Deadline(self.patience_seconds, "sent no complete request")
+        unread = partial(count_unread, transport), transport.get_write_buffer_size
+        self._to_read = Deadline(self.patience_seconds, "did not read its answer", *unread)
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -151,11 +152,14 @@ class SlowClientLimits(asyncio.Protocol):
         super().connection_lost(error)
 
 
-def _count_unread(transport: asyncio.Transport) -> int:
-    """Return how many bytes of the answer the client has not read.
+def count_unread(transport: asyncio.Transport) -> int:
+    """Return how many bytes the client has not read, or else, below zero, how many it has: the difference counts.
 
-    The kernel takes more only once much of its buffer, which may be megabytes, was read.
+    The kernel takes more only once much of its buffer, which may be megabytes, was read; and TLS's transport does not
+    count what its own transport holds.
     """
     connection = transport.get_extra_info("socket")
+    if num_acknowledged := count_acknowledged(connection):
+        return -num_acknowledged
     num_taken = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return transport.get_write_buffer_size() + num_taken

@@ -1,0 +1,25 @@
+"""What the kernel tells of a TCP connection (Linux's `struct tcp_info`); nothing is known elsewhere."""
+
+import socket
+import sys
+
+# States: reset, and ended by the client.
+_LEFT = (7, 8)
+# The place of the number of bytes that the client has acknowledged.
+_ACKNOWLEDGED = slice(120, 128)
+
+
+def has_left(connection: socket.socket) -> bool:
+    return _read(connection)[0] in _LEFT
+
+
+def count_acknowledged(connection: socket.socket) -> int:
+    """Return how many bytes the client's kernel has acknowledged since it connected; 0 if unknown."""
+    return int.from_bytes(_read(connection)[_ACKNOWLEDGED], sys.byteorder)
+
+
+def _read(connection: socket.socket) -> bytes:
+    length = _ACKNOWLEDGED.stop
+    if not hasattr(socket, "TCP_INFO"):
+        return bytes(length)
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, length).ljust(length, b"\0")
