@@ -34,8 +34,8 @@ PIECE_BYTES = 1024
 END_OF_HEAD = b"\r\n\r\n"
 # How often to look whether a client has left from which nothing is read for now.
 SECONDS_BETWEEN_LOOKS = 1.0
-# Of what a client still sends after the last answer: more than two of the largest bodies that the default allows.  Its
-# time is limited like that of any request.
+# Of what a client still sends after the last answer: more than two of the largest bodies that the default allows.  It
+# may send on while it reads its answers.
 MAX_DROPPED_BYTES = 2**28
 # Bytes of a waiting request's body that are read in search of the end of the connection.
 MAX_WAITING_BODY = 2**20
@@ -91,6 +91,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     # After the last answer, while the client still sends.
     _is_lingering = False
     _num_dropped = 0
+    # True once the server shuts down: nothing lingers then.
     _is_ending = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]

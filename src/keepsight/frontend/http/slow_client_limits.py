@@ -27,7 +27,8 @@ TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
 class Deadline:
     """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
 
-    At most one timer runs at a time.  While it does, nothing may be written, or what is left tells nothing.
+    At most one timer runs at a time.  While it does, nothing may be written, unless the kernel tells what was read:
+    what is left would tell nothing.
     """
 
     def __init__(
