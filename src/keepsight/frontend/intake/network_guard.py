@@ -14,6 +14,7 @@ from itertools import zip_longest
 import httpcore
 
 from keepsight.errors import MediaFetchError, MediaRefusedError
+from keepsight.frontend.intake.race_addresses import race_addresses
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, to_ascii_host
 
 logger = logging.getLogger(__name__)
@@ -139,13 +140,10 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
     ) -> httpcore.AsyncNetworkStream:
         """Connect to a checked address.  The request and the certificate check still use the host name."""
         seconds = ATTEMPT_SECONDS if timeout is None else min(timeout, ATTEMPT_SECONDS)
-        failure: Exception | None = None
-        for address in await self._guard.find_addresses(host, port):
-            try:
-                return await self._backend.connect_tcp(address, port, seconds, local_address, socket_options)
-            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
-                failure = error
-        raise failure or httpcore.ConnectError("the host has no address")
+        return await race_addresses(
+            await self._guard.find_addresses(host, port),
+            lambda address: self._backend.connect_tcp(address, port, seconds, local_address, socket_options),
+        )
 
     async def sleep(self, seconds: float) -> None:
         await self._backend.sleep(seconds)
