@@ -30,7 +30,8 @@ from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
-from keepsight.supervisor import ServerSettings, Supervisor, take_signals
+from keepsight.ipc.take_signals import take_signals
+from keepsight.supervisor import ServerSettings, Supervisor
 
 supervisor.SETTLING_SECONDS = 60  # on a busy machine all that a test says comes late
 PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is

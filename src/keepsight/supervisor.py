@@ -15,8 +15,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -409,29 +409,6 @@ class Supervisor:
 
     def _of_kind(self, kind: str) -> list[_Child]:
         return [child for child in self._children if child.kind == kind]
-
-
-@contextmanager
-def take_signals() -> Iterator[socket.socket]:
-    """Receive the signals that concern a supervisor as bytes on a socket, one number each, usable with a selector.
-
-    Use it in the main thread, where signals arrive, around work that must not be interrupted: none ends the process.
-    """
-    numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
-        numbers.append(signal.SIGHUP)
-    ours, wakeup = socket.socketpair()
-    with ours, wakeup:
-        ours.setblocking(False)
-        wakeup.setblocking(False)
-        handlers = {number: signal.signal(number, lambda *_: None) for number in numbers}
-        before = signal.set_wakeup_fd(wakeup.fileno(), warn_on_full_buffer=False)
-        try:
-            yield ours
-        finally:
-            signal.set_wakeup_fd(before)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
 
 
 def _reap_orphans(known: Set[int]) -> None:

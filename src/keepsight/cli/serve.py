@@ -23,7 +23,8 @@ from keepsight.errors import InvalidArgumentError, ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
-from keepsight.supervisor import ServerSettings, Supervisor, take_signals
+from keepsight.ipc.take_signals import take_signals
+from keepsight.supervisor import ServerSettings, Supervisor
 
 # A frontend has half as many open before the first client connects.
 LEAST_OPEN_FILES = 64
