@@ -76,6 +76,8 @@ class ServerSettings:
     api: ApiSettings
     # Time for running answers to finish when the server is asked to end.
     shutdown_seconds: float
+    # As in `StartEngine`.
+    watchdog_seconds: float
 
 
 class _Stage(enum.IntEnum):
@@ -187,6 +189,7 @@ class Supervisor:
                 pixel_mode=self._settings.pixel_mode,
                 endpoint=self._endpoint_of(engine),
                 files=self._settings.files,
+                watchdog_seconds=self._settings.watchdog_seconds,
                 rank=rank,
                 num_engines=self._settings.num_engines,
             ),

@@ -83,6 +83,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
     [
         (["serve", "--port", "70000"], "keepsight serve: --port: must be from 0 to 65535, not 70000"),
         (["serve", "--shutdown-timeout", "-1"], "keepsight serve: --shutdown-timeout: must be at least 0, not -1.0"),
+        (["serve", "--watchdog-timeout", "-1"], "keepsight serve: --watchdog-timeout: must be at least 0, not -1.0"),
         (["serve", "--api-server-count", "0"], "keepsight serve: --api-server-count: must be at least 1, not 0"),
         (["serve", "--data-parallel-size", "0"], "keepsight serve: --data-parallel-size: must be at least 1, not 0"),
         (["serve", "--served-model-name", "a", "\udcff"], "keepsight serve: --served-model-name: is not UTF-8"),

@@ -454,6 +454,18 @@ def test_the_runner_prepares_before_the_loop_sleeps_and_new_messages_do_not_wait
     assert inbox.waits == [True, True]
 
 
+def test_the_beat_changes_with_each_step_and_each_piece_of_preparing() -> None:
+    parts, beats = Parts(num_left_to_prepare=2), list[int | None]()
+    loop, inbox = make_loop(parts)
+    parts.on_prepare = lambda: beats.append(loop.beat)
+    for _ in range(2):
+        loop.step()
+        beats.append(loop.beat)
+    assert len({*beats}) == len(beats) == 5
+    inbox.is_waited_at = True
+    assert loop.beat is None
+
+
 def test_a_prompt_whose_stretches_found_no_room_does_not_wait_for_another_s_pixels() -> None:
     """The other one's load leaves room once that prompt has been parked, which no message follows."""
     scheduler, inbox, sent = Scheduler(make_config(blocks_per_stretch=2), END_IDS), ClosingInbox(), list[FromEngine]()

@@ -36,23 +36,26 @@ SECONDS_OF_A_STEP = 0.0005
 
 
 class Runner(FakeRunner):
-    """Fails when told to, and sleeps in each step so that readers of its tokens keep up."""
+    """Fails or hangs when told to, and sleeps in each step so that readers of its tokens keep up."""
 
     is_broken = False
+    may_return: threading.Event | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
         if self.is_broken:
             raise RuntimeError("out of memory")
+        if self.may_return is not None:
+            self.may_return.wait()
         sleep(SECONDS_OF_A_STEP)
         return super().run(plan)
 
 
 class Engine:
-    def __init__(self, path: Path, *, computes_on_cores: bool = False) -> None:
+    def __init__(self, path: Path, *, computes_on_cores: bool = False, watchdog_seconds: float = 0) -> None:
         self.config = make_config(num_blocks=5000)
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
-        start = StartEngine({}, str(path), "none", self.endpoint, {})
+        start = StartEngine({}, str(path), "none", self.endpoint, {}, watchdog_seconds)
         loaded = make_engine(self.config, self.runner, Inbox(), max_model_len=200, computes_on_cores=computes_on_cores)
         self.process = EngineProcess(start, Config(), loaded)
         self.status: int | None = None
@@ -234,3 +237,19 @@ def test_a_request_to_a_failed_engine_that_is_still_closing_gets_no_answer_but_i
     assert engine.join() == 1
     assert "ended" in two.ends.get(timeout=SOON)
     assert two.outputs.empty()
+
+
+def test_an_engine_whose_step_never_ends_gives_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    barks, may_return = SimpleQueue[float](), threading.Event()
+    monkeypatch.setattr(engine_process, "end_process", barks.put)
+    engine = Engine(tmp_path, watchdog_seconds=0.2)
+    frontend = Frontend(engine, "one")
+    try:
+        engine.runner.may_return = may_return
+        assert frontend.channel.send(make_request("a", 4, max_tokens=1))
+        assert barks.get(timeout=SOON) == 0.2
+    finally:
+        may_return.set()
+        frontend.channel.close()
+        engine.process.act_on(Drain())
+        engine.join()

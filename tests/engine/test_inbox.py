@@ -48,6 +48,22 @@ def test_a_wait_ends_with(end_wait: Callable[[Inbox], None], expected: list[Rece
     assert taken == [expected]
 
 
+def test_only_a_wait_that_lasts_is_told_to_the_watchdog() -> None:
+    inbox = Inbox()
+    put_all(inbox, "a")
+    inbox.take(waits=True)
+    inbox.take(waits=False)
+    assert not inbox.is_waited_at
+    waiting = threading.Thread(target=lambda: inbox.take(waits=True), daemon=True)
+    waiting.start()
+    while not inbox.is_waited_at:
+        waiting.join(0.001)
+        assert waiting.is_alive()
+    inbox.wake()
+    waiting.join(SOON)
+    assert not inbox.is_waited_at
+
+
 def test_one_wake_call_ends_one_wait() -> None:
     inbox = Inbox()
     inbox.wake()

@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         help="seconds for running answers to finish when the server shuts down (default: 30)",
     )
+    parser.add_argument(
+        "--watchdog-timeout",
+        type=float,
+        default=300.0,
+        help="seconds that a step of an engine may take before the engine is replaced, 0: any number (default: 300)",
+    )
     add_api_arguments(parser)
     add_model_arguments(parser, takes_adapters=True)
 
@@ -75,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     model_name = arguments.served_model_name[0] if arguments.served_model_name else config.model_name
     _check_names(config, (model_name, *api.more_model_names))
     check_arguments_are_text(arguments)
-    check_minimums(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
+    check_minimums(
+        arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0, "watchdog_timeout": 0}
+    )
     _allow_many_open_files()
     # Before the model is loaded: a port that is in use should be reported at once.
     with (
@@ -98,6 +106,7 @@ def run(arguments: argparse.Namespace) -> int:
             num_frontends=arguments.api_server_count,
             num_engines=arguments.data_parallel_size,
             shutdown_seconds=arguments.shutdown_timeout,
+            watchdog_seconds=arguments.watchdog_timeout,
             api=api,
         )
         return Supervisor(settings, listener, signals).run()

@@ -88,11 +88,16 @@ class EngineLoop:
         self._compiled: deque[str] = deque()
         # The ids of resets that the tiers may not have finished.
         self._unfinished_resets: dict[str, list[PrefixTiers | EmbeddingTiers]] = {}
-        self._is_idle = True
+        self._is_idle, self._num_beats = True, 0
         # True while a new frontend has not been told which media are held.
         self._has_new_listener = False
         # Set once the loop has ended: why no later request will be answered.
         self.reason_of_end: str | None = None
+
+    @property
+    def beat(self) -> int | None:
+        """A number that changes with each step and each piece of work; None while the loop waits for messages."""
+        return None if self._inbox.is_waited_at else self._num_beats
 
     def report_all_held(self) -> None:
         """Soon tell all frontends which media are held; telling one twice does no harm. Callable from any thread."""
@@ -119,12 +124,13 @@ class EngineLoop:
 
     def _receive(self) -> None:
         while self._is_idle and not self._inbox.has_news and self._runner.prepare():
-            pass
+            self._num_beats += 1
         for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
         while self._compiled:
             self._scheduler.grammar_compiled(self._compiled.popleft())
+        self._num_beats += 1
         self._send(self._end_resets())
         # Stretches first: media in prefixes found there need no embeddings.
         self._load_stretches()

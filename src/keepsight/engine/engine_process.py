@@ -20,6 +20,7 @@ from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.engine.report_tiers import TierReporter
 from keepsight.engine.route_outputs import OutputRouter
+from keepsight.engine.watchdog import Watchdog, end_process
 from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
@@ -50,11 +51,14 @@ class EngineProcess:
         )
         if engine.tiers is not None or engine.prefixes is not None:
             self._reporter = TierReporter(meter.measure_tiers, self._send)
-        self._is_asked_to_end = False
+        self._is_asked_to_end, self._step_seconds = False, start.watchdog_seconds
 
     def run(self) -> int:
         """Run the loop until it ends. Return the exit status."""
+        watchdog = Watchdog(lambda: self._loop.beat, self._step_seconds, end_process) if self._step_seconds else None
         self._loop.run()
+        if watchdog is not None:
+            watchdog.close()
         if self._reporter is not None:
             self._reporter.close()
         self._listener.close()

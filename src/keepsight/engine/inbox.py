@@ -15,6 +15,8 @@ class Inbox:
         self._messages: list[Received] = []
         self._is_awake = False
         self._is_closed = False
+        # Whether the loop waits for a message.
+        self.is_waited_at = False
 
     @property
     def is_closed(self) -> bool:
@@ -53,8 +55,9 @@ class Inbox:
     def take(self, *, waits: bool) -> list[Received]:
         """Return all messages in order of arrival. With `waits`, first wait for a message, `wake` or `close`."""
         with self._changed:
+            self.is_waited_at = waits
             while waits and not self.has_news:
                 self._changed.wait()
-            self._is_awake = False
+            self.is_waited_at = self._is_awake = False
             messages, self._messages = self._messages, []
             return messages

@@ -1,0 +1,72 @@
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from queue import SimpleQueue
+
+import pytest
+
+from keepsight.engine.watchdog import NUM_LOOKS, Watchdog
+
+SOON = 20  # seconds, for operations that take milliseconds
+SECONDS = 0.05
+
+
+class Looks:
+    """Beats to be read one after the other; after them each is another. Says when all of them were read."""
+
+    def __init__(self, *beats: int | None) -> None:
+        self._beats: Iterator[int | None] = iter(beats)
+        self._others = count(1000)
+        self.was_read = SimpleQueue[None]()
+
+    def __call__(self) -> int | None:
+        try:
+            return next(self._beats)
+        except StopIteration:
+            self.was_read.put(None)
+            return next(self._others)
+
+
+@pytest.fixture
+def watch() -> Iterator[Callable[[Looks], SimpleQueue[float]]]:
+    dogs: list[Watchdog] = []
+
+    def begin(looks: Looks) -> SimpleQueue[float]:
+        barks = SimpleQueue[float]()
+        dogs.append(Watchdog(looks, SECONDS, barks.put))
+        return barks
+
+    yield begin
+    for dog in dogs:
+        dog.close()
+
+
+def test_it_barks_once_the_same_step_was_seen_for_the_whole_time(watch: Callable[[Looks], SimpleQueue[float]]) -> None:
+    assert watch(Looks(3, *[7] * (NUM_LOOKS + 1))).get(timeout=SOON) == SECONDS
+
+
+@pytest.mark.parametrize(
+    "beats",
+    [(*[7] * NUM_LOOKS,), (*[7] * NUM_LOOKS, 8, *[7] * NUM_LOOKS), [None] * 3 * NUM_LOOKS, [7, None] * NUM_LOOKS],
+    ids=["a step that ends just in time", "two long steps", "waiting for messages", "the same step seen between waits"],
+)
+def test_it_does_not_bark_at(beats: list[int | None], watch: Callable[[Looks], SimpleQueue[float]]) -> None:
+    looks = Looks(*beats)
+    barks = watch(looks)
+    looks.was_read.get(timeout=SOON)
+    assert barks.empty()
+
+
+def test_the_process_ends_and_says_where_it_was() -> None:
+    code = (
+        "import time\n"
+        "from keepsight.engine.watchdog import Watchdog, end_process\n"
+        "def hang(): time.sleep(3600)\n"
+        f"Watchdog(lambda: 1, {SECONDS}, end_process)\n"
+        "hang()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert f"a step has not ended for {SECONDS} s" in ended.stderr
+    assert "in hang" in ended.stderr
