@@ -182,6 +182,16 @@ def test_blocks_loaded_for_a_request_waiting_for_a_seat_are_not_evicted_for_othe
     assert kv_cache.num_loaded_hit_tokens == kv_cache.num_hit_tokens == 6 * 4 * TOKENS
 
 
+def test_a_load_that_several_wait_for_counts_as_loaded_once() -> None:
+    drive = drive_over(after_asking(2 * TOKENS + 1))
+    drive.run(*(make_request(f"{number}", 2 * TOKENS + 1) for number in range(3)))
+    drive.expect_right_answers()
+    assert set(drive.cached.values()) == {2 * TOKENS}
+    kv_cache = drive.scheduler.kv_cache
+    assert kv_cache.num_loaded_hit_tokens == 2 * TOKENS
+    assert kv_cache.num_hit_tokens == 3 * 2 * TOKENS
+
+
 def test_an_unused_load_counts_no_hit() -> None:
     before = after_asking(6 * TOKENS)
     drive = drive_over(before)

@@ -53,9 +53,9 @@ class MediaClaims:
         for user, key in _unsent_items(state):
             self.encoder_cache.end_protection(user, key)
             self._has_awaited_changed = True
+        self.pixels.remove_asker(state)
         for item in state.media:
             self._live[item.media_hash] -= 1
-            self.pixels.stop_waiting(state, item.media_hash)
             if not self._live[item.media_hash]:
                 del self._live[item.media_hash]
                 self.pixels.forget(item.media_hash)

@@ -129,12 +129,15 @@ class PixelRequests:
         self._makers[media_hash] = {request_id}
         self._needed.setdefault((request_id, inline), []).append(media_hash)
 
-    def stop_waiting(self, state: RequestState, media_hash: str) -> None:
-        askers = self._askers.get(media_hash, {})
-        if state in askers:
-            del askers[state]
-            if not askers:
-                del self._askers[media_hash]
+    def remove_asker(self, state: RequestState) -> None:
+        """Remove a sequence that left."""
+        for media_hash in {item.media_hash for item in state.media}:
+            askers = self._askers.get(media_hash, {})
+            if state in askers:
+                del askers[state]
+                if not askers:
+                    del self._askers[media_hash]
+        self._beyond = {are_films: beyond for are_films, beyond in self._beyond.items() if beyond[0] is not state}
 
     def remove_maker(self, request: EngineRequest) -> None:
         """Remove a request that left; what it alone was to make is queued again if any request waits for it."""
@@ -209,6 +212,7 @@ class PixelRequests:
             assert media_hash not in self._here, media_hash
             assert askers.keys() <= live, media_hash
             assert media_hash in self._makers or media_hash in queued, f"nobody makes {media_hash}"
+        assert all(state in live for state, _ in self._beyond.values())
         request_ids = {state.request.request_id for state in live}
         for media_hash, makers in self._makers.items():
             assert makers, media_hash

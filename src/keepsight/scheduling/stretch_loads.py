@@ -97,7 +97,8 @@ class StretchLoads:
     def end(self, load: StretchLoad, num_loaded: int) -> list[RequestState]:
         """End a load that brought `num_loaded` stretches.  Return the sequences that waited and are still alive."""
         states = [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
-        for state in states:
+        # Loaded once: the others find what the first one loaded.
+        for state in states[:1]:
             state.num_loaded_tokens = num_loaded * self.num_tokens_each
         self._under_way.remove(load)
         self._came.append((load, states))
