@@ -21,7 +21,7 @@ from keepsight.cli.add_command import add_command
 from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_shape, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.check_minimums import check_minimums
-from keepsight.cli.openai_server import OpenAIServer, choose_api_key
+from keepsight.cli.openai_server import DEFAULT_URL, OpenAIServer, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError
 
@@ -46,9 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add(
-        "--base-url", default="http://127.0.0.1:8000/v1", metavar="URL", help="URL of the server (default: %(default)s)"
-    )
+    add("--base-url", default=DEFAULT_URL, metavar="URL", help="URL of the server (default: %(default)s)")
     add("--model", metavar="NAME", help="model to use (default: the server's first)")
     add("--api-key", metavar="KEY", help="key, if the server needs one (default: OPENAI_API_KEY in the environment)")
     add(

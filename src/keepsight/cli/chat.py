@@ -21,11 +21,10 @@ from typing import Any
 
 from keepsight.cli.attach_picture import attach
 from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
-from keepsight.cli.openai_server import Cut, OpenAIServer, Thought, Usage, choose_api_key
+from keepsight.cli.openai_server import DEFAULT_URL, Cut, OpenAIServer, Thought, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
-DEFAULT_URL = "http://127.0.0.1:8000/v1"
 HELP = """\
 /image PATH-or-URL ...   attach pictures to the next message
 /video PATH-or-URL ...   attach films

@@ -14,9 +14,11 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.bench.address import Address
+from keepsight.bench.event_stream import DONE, data_of
 from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, message_of, read_refusal
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 
+DEFAULT_URL = "http://127.0.0.1:8000/v1"
 CONNECT_SECONDS = 10.0
 
 
@@ -107,12 +109,8 @@ class OpenAIServer:
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event.  Only line feeds end lines: texts may hold Unicode's other line separators."""
     is_whole = False
-    for line in response:
-        kind, _, data = line.partition(b":")
-        data = data.strip()
-        if kind != b"data" or not data:
-            continue
-        if data == b"[DONE]":
+    for data in filter(None, map(data_of, response)):
+        if data == DONE:
             return
         event = _parse(data)
         if "error" in event:
