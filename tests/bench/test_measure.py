@@ -204,8 +204,8 @@ def test_credentials_query_and_fragment_of_an_address_are_refused_unshown(url: s
 
 
 def test_an_address_is_named_by_host_and_port() -> None:
-    assert Address.parse("http://[::1]:8000/v1/").named == "[::1]:8000"
-    assert Address.parse("https://a.example/v1").named == "a.example:443"
+    assert Address.parse("http://[::1]:8000/v1/").authority == "[::1]:8000"
+    assert Address.parse("https://a.example/v1").authority == "a.example:443"
     assert Address.parse("http://[::1]:8000/v1/").url == "http://[::1]:8000/v1"
 
 

@@ -14,12 +14,12 @@ class Address:
     is_secure: bool
 
     @property
-    def named(self) -> str:
+    def authority(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"{'https' if self.is_secure else 'http'}://{self.named}{self.path}"
+        return f"{'https' if self.is_secure else 'http'}://{self.authority}{self.path}"
 
     @classmethod
     def parse(cls, url: str, field: str = "--base-url") -> "Address":

@@ -7,8 +7,8 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
 
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
@@ -35,6 +35,10 @@ class Server:
     @property
     def headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+
+    def for_one_token(self) -> Self:
+        """Return the same server, asked for answers of one token."""
+        return replace(self, sampling={**self.sampling, "max_tokens": 1})
 
     def body(self, messages: Sequence[bytes]) -> bytes:
         fields = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, **self.sampling}

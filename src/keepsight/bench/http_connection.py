@@ -54,11 +54,11 @@ class Connection:
         await self._writer.drain()
         version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1"):
-            raise NoAnswerError(f"{self.address.named} ended the connection")
+            raise NoAnswerError(f"{self.address.authority} ended the connection")
         return Response(int(rest[:3]), await self._read_headers(), self._reader)
 
     def _head(self, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
-        lines = [f"POST {self.address.path}{path} HTTP/1.1", f"Host: {self.address.named}"]
+        lines = [f"POST {self.address.path}{path} HTTP/1.1", f"Host: {self.address.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += ["Content-Type: application/json", f"Content-Length: {num_bytes}", "Connection: close"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

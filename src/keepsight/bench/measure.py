@@ -10,7 +10,7 @@ import json
 import random
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from keepsight.bench.ask import Answer, Server, ask
 from keepsight.bench.workloads import Conversation, Drawer, Part, Workload, WorkloadOptions, once
@@ -138,13 +138,12 @@ def _raise_on_error(answer: Answer) -> None:
 
 async def find_words_per_picture(server: Server, options: WorkloadOptions) -> int:
     """Return how many words take as many tokens as one picture.  NoAnswerError: the server does not report tokens."""
-    probe = replace(server, sampling={**server.sampling, "max_tokens": 1})
     draw = Drawer("words per picture", options)
     short, long = draw.words(), draw.words(_PROBE_WORDS)
 
     async def count(*parts: Part) -> int:
         answers: list[Answer] = []
-        await _converse(probe, once(*parts), answers.append)
+        await _converse(server.for_one_token(), once(*parts), answers.append)
         _raise_on_error(answers[0])
         if not answers[0].num_prompt_tokens:
             raise NoAnswerError("the server does not report how many tokens a prompt has")

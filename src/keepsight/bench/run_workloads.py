@@ -121,9 +121,8 @@ async def restart_by_command(command: str, server: Server) -> None:
 
 async def wait_until_it_answers(server: Server) -> None:
     """Wait until the server answers a request: readiness endpoints differ between servers, answers do not."""
-    probe = replace(server, sampling={**server.sampling, "max_tokens": 1})
     deadline = time.monotonic() + READY_SECONDS
-    while (answer := await ask(probe, [b'{"role":"user","content":"Hello"}'])).error is not None:
+    while (answer := await ask(server.for_one_token(), [b'{"role":"user","content":"Hello"}'])).error is not None:
         if time.monotonic() > deadline:
             raise NoAnswerError(f"the server does not answer after the restart: {answer.error}")
         await asyncio.sleep(0.1)

@@ -77,15 +77,14 @@ class Drawer:
     def long_words(self) -> Part:
         return self.words(self.options.words_per_picture)
 
-    def repeat(self, make: Callable[[], Conversation]) -> Workload:
+    def repeat(self, make: Callable[[], Conversation], *, least_warm_up: int = 0) -> Workload:
         """Make the same kind of conversation for the warm-up and for the timed part."""
-        before = [make() for _ in range(self.options.num_warm_up)]
+        before = [make() for _ in range(max(least_warm_up, self.options.num_warm_up))]
         return Workload(before, [make() for _ in range(self.options.num_requests)])
 
     def repeat_known(self, make: Callable[[], Conversation]) -> Workload:
         """Like `repeat`, but with at least one warm-up, so that what the conversations have in common is known."""
-        before = [make() for _ in range(max(1, self.options.num_warm_up))]
-        return Workload(before, [make() for _ in range(self.options.num_requests)])
+        return self.repeat(make, least_warm_up=1)
 
 
 def once(*parts: Part) -> Conversation:
