@@ -418,7 +418,7 @@ def _open(path: str) -> int:
     except OSError as error:
         if error.errno not in _STRANGE:
             raise
-        os.lstat(path)  # raises if not the file is closed to this process but its folder
+        os.lstat(path)  # raises if it is the folder, not the file, that is closed to this process
         raise DamagedEntryError(error.strerror) from error
 
 

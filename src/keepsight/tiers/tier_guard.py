@@ -35,12 +35,13 @@ class GuardLimits:
     longest_pause: float = 60.0
 
 
+DEFAULT_LIMITS = GuardLimits()
+
+
 class TierGuard:
-    def __init__(
-        self, title: str, limits: GuardLimits | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, title: str, limits: GuardLimits, clock: Callable[[], float] = time.monotonic) -> None:
         """`title`: what the log calls the tier."""
-        self.title, self._clock, self._limits = title, clock, limits or GuardLimits()
+        self.title, self._limits, self._clock = title, limits, clock
         self._lock = threading.Lock()
         self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)
         # When each operation in progress began, by its token.

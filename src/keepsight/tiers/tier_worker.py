@@ -168,32 +168,22 @@ class TierWorker:
         return array
 
     def _write_all(self) -> None:
-        # So that an unusable folder or server is noticed before the first request.
+        self._open()
+        while self._take_write():
+            is_done = False
+            with self._safely("an entry could not be written"), self.guard.watch() as may:
+                is_done = may and self._write()
+            if self._end_write(is_done):
+                self._on_cleared()
+
+    def _open(self) -> None:
+        """Open the tier, so that an unusable folder or server is noticed before the first request."""
         with self._safely("it could not be opened"), self.guard.watch() as may:
             if may:
                 self._tier.open()
         with self._changed:
             self._is_opened = True
             self._changed.notify_all()
-        while self._take_write():
-            is_done = False
-            with self._safely("an entry could not be written"), self.guard.watch() as may:
-                if may:
-                    is_done = self._write()
-            with self._changed:
-                written, self._writing = self._writing, None
-                if written is not None and written[1] is not None:
-                    self.num_left_out += not is_done
-                    self._report_unless_held(written[0])
-                is_cleared = self._is_clearing and is_done
-                if self._is_clearing and not is_done:
-                    # Retry: nothing in the tier is found until it is cleared, so that old entries cannot come back.
-                    self._must_clear = True
-                    self._changed.wait(_CLEAR_AGAIN_SECONDS)
-                self._is_clearing = False
-                self._changed.notify_all()
-            if is_cleared:
-                self._on_cleared()
 
     def _take_write(self) -> bool:
         with self._changed:
@@ -215,6 +205,22 @@ class TierWorker:
             case key, array:
                 return self._tier.put(key, array)
         return True
+
+    def _end_write(self, is_done: bool) -> bool:
+        """Return whether the tier has been cleared. If it should have been, wait a little before the next attempt."""
+        with self._changed:
+            written, self._writing = self._writing, None
+            if written is not None and written[1] is not None:
+                self.num_left_out += not is_done
+                self._report_unless_held(written[0])
+            is_cleared = self._is_clearing and is_done
+            if self._is_clearing and not is_done:
+                # Nothing in the tier is found until it is cleared, so that old entries cannot come back.
+                self._must_clear = True
+                self._changed.wait(_CLEAR_AGAIN_SECONDS)
+            self._is_clearing = False
+            self._changed.notify_all()
+            return is_cleared
 
     def _report_unless_held(self, key: str) -> None:
         """Call `on_drop` for a key that no longer waits, unless the tier is known to hold it.

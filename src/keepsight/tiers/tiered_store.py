@@ -15,7 +15,7 @@ from itertools import count
 
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats, ignore_drop
-from keepsight.tiers.tier_guard import GuardLimits, TierGuard
+from keepsight.tiers.tier_guard import DEFAULT_LIMITS, GuardLimits, TierGuard
 from keepsight.tiers.tier_worker import Read, TierWorker
 
 # Called with the array and the tier that had it, or with None for both.
@@ -47,7 +47,7 @@ class TieredStore:
         max_waiting_bytes: int = _MAX_WAITING_BYTES,
         keeps_first: bool = False,
         on_drop: OnDrop = ignore_drop,
-        limits: GuardLimits | None = None,
+        limits: GuardLimits = DEFAULT_LIMITS,
         content: str = "embeddings",
     ) -> None:
         """`others`: nearest first. `on_drop` gets the keys that waited to be written and are not known to be held.
@@ -56,7 +56,6 @@ class TieredStore:
         """
         # Number of loads answered, by the tier that had the entry.
         self.hits = Counter[str]()
-        limits = limits or GuardLimits()
         # An operation of a tier that takes longer counts as never returning.
         self.stuck_seconds = limits.stuck_seconds
         self._host = host
@@ -86,10 +85,7 @@ class TieredStore:
 
     def find(self, key: str) -> str | None:
         """Return the nearest tier that is known to hold the key, without I/O; other tiers may hold it, too."""
-        for tier in self._tiers:
-            if tier.has(key):
-                return tier.name
-        return None
+        return next((tier.name for tier in self._tiers if tier.has(key)), None)
 
     def list_holders(self, key: str) -> tuple[str, ...]:
         """Return all tiers that are known to hold the key, nearest first, without I/O."""
