@@ -10,7 +10,7 @@ import pytest
 
 from keepsight.media import Modality
 from keepsight.observe.account import AccountBody, RequestAccount, ShownItem, Span
-from keepsight.observe.account_ring import NUM_SLOTS, SLOT_BYTES, AccountRing, read_accounts, read_rings
+from keepsight.observe.account_ring import FOLDER, NUM_SLOTS, SLOT_BYTES, AccountRing, read_rings
 from keepsight.observe.catalogue import BOUNDS, STAGE
 from keepsight.observe.counters import Counters
 from keepsight.observe.format_account import format_for_header, format_for_log, format_media_tokens
@@ -259,12 +259,12 @@ def test_tokens_of_other_requests_are_counted_while_an_ended_one_is_exported() -
     assert [counters.numbers()[slot] for slot in (ANSWER_TOKENS, ENDS["stop"])] == [2, 2]
 
 
-def test_ends_on_several_threads_each_have_their_slot() -> None:
-    observer = RequestObserver(counters := Counters(), ring := AccountRing())
+def test_ends_on_several_threads_each_have_their_slot(tmp_path: Path) -> None:
+    observer = RequestObserver(counters := Counters(), AccountRing.open(tmp_path, "frontend-0"))
     accounts = [make_account("a", request_id=str(number)) for number in range(NUM_SLOTS)]
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(lambda account: observer.note_end(account, "stop"), accounts))
-    assert sorted(int(each.id) for each in read_accounts([ring.content()])) == list(range(NUM_SLOTS))
+    assert sorted(int(each.id) for each in read_rings(tmp_path)) == list(range(NUM_SLOTS))
     assert counters.numbers()[ENDS["stop"]] == NUM_SLOTS
 
 
@@ -299,16 +299,16 @@ def test_setting_the_clock_back_does_not_change_which_account_is_newest(
     assert [each.id for each in read_rings(tmp_path)] == ["at last", "after", "before"]
 
 
-def test_an_account_of_very_many_pictures_is_truncated() -> None:
-    ring, account = AccountRing(), make_account(*(f"{number:064}" for number in range(100)))
+def test_an_account_of_very_many_pictures_is_truncated(tmp_path: Path) -> None:
+    account = make_account(*(f"{number:064}" for number in range(100)))
     account.note("identify", 1.0, 1.004)
     account.note_begun(make_begun(*[MADE] * 100))
     account.note_tokens(0, 1.1)
     account.note_tokens(0, 1.2)
     account.num_tokens = 2
     account.note_end("stop")
-    ring.put(account.describe())
-    [read] = read_accounts([ring.content()])
+    AccountRing.open(tmp_path, "frontend-0").put(account.describe())
+    [read] = read_rings(tmp_path)
     assert 0 < len(read.media) < 100
     assert read.num_media == 100
     assert [each.stage for each in read.stages if each.item is None] == ["identify", "wait", "prefill", "generate"]
@@ -316,10 +316,11 @@ def test_an_account_of_very_many_pictures_is_truncated() -> None:
     assert read.work["encoded"] == 100
 
 
-def test_an_account_being_written_is_not_read() -> None:
-    ring = AccountRing()
+def test_an_account_being_written_is_not_read(tmp_path: Path) -> None:
+    ring = AccountRing.open(tmp_path, "frontend-0")
     ring.put(make_account(request_id="whole").describe())
     ring.put(make_account(request_id="torn").describe())
-    content = bytearray(ring.content())
-    content[SLOT_BYTES + 20] = 0xFF
-    assert [each.id for each in read_accounts([bytes(content)])] == ["whole"]
+    with (tmp_path / FOLDER / "frontend-0").open("r+b") as file:
+        file.seek(SLOT_BYTES + 20)
+        file.write(b"\xff")
+    assert [each.id for each in read_rings(tmp_path)] == ["whole"]

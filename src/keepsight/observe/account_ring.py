@@ -8,7 +8,7 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
@@ -26,9 +26,8 @@ _decoder = msgspec.json.Decoder(AccountBody)
 
 
 class AccountRing:
-    def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
-        """Without `memory`, the ring is private to this process."""
-        self._memory = bytearray(RING_BYTES) if memory is None else memory
+    def __init__(self, memory: mmap.mmap | bytearray) -> None:
+        self._memory = memory
         self._lock = threading.Lock()
         written = [_HEADER.unpack_from(self._memory, slot * SLOT_BYTES)[0] for slot in range(NUM_SLOTS)]
         self._next = (written.index(max(written)) + 1) % NUM_SLOTS if any(written) else 0
@@ -50,16 +49,10 @@ class AccountRing:
             self._memory[start : start + len(body)] = body
             _HEADER.pack_into(self._memory, begin, time.monotonic_ns(), len(body))
 
-    def content(self) -> bytes:
-        return bytes(self._memory)
-
 
 def read_rings(run_directory: Path) -> list[AccountBody]:
     """Return the accounts of all frontends, newest first."""
-    return read_accounts(path.read_bytes() for path in (run_directory / FOLDER).glob("*"))
-
-
-def read_accounts(rings: Iterable[bytes]) -> list[AccountBody]:
+    rings = (path.read_bytes() for path in (run_directory / FOLDER).glob("*"))
     found = sorted((each for ring in rings for each in _read_slots(ring)), key=lambda each: each[0], reverse=True)
     return [account for _, account in found]
 

@@ -57,7 +57,7 @@ class SpanExport:
         )
         inside = set_span_in_context(whole, context)
         for span in account.spans:
-            item = {} if span.item is None else {"keepsight.media_hash": account.media[span.item][0]}
+            item = {} if span.item is None else {"keepsight.media_hash": account.media[span.item].media_hash}
             part = self._tracer.start_span(span.stage, inside, attributes=item, start_time=to_ns(span.began))
             part.end(to_ns(span.ended))
         if account.end_reason == "error":

@@ -88,10 +88,12 @@ class Totals:
             yield Family(name, "counter", meaning, {(): [self.numbers[slot]]})
         usage = self.numbers[_BLOCKS_IN_USE] / max(1.0, self.numbers[_BLOCKS])
         yield Family("keepsight_kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", {(): [usage]})
-        by_kind: dict[Labels, Sequence[float]]
-        by_kind = {(("process", kind),): [float(size)] for kind, size in self.memory.items()}
-        meaning = "Memory of all processes of a kind; shared memory counts for each."
-        yield Family("keepsight_process_resident_memory_bytes", "gauge", meaning, by_kind)
+        yield Family(
+            "keepsight_process_resident_memory_bytes",
+            "gauge",
+            "Memory of all processes of a kind; shared memory counts for each.",
+            {(("process", kind),): [float(size)] for kind, size in self.memory.items()},
+        )
 
 
 def _read_pages(run_directory: Path) -> Iterator[tuple[str, list[float]]]:

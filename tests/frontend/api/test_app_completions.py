@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import httpx
@@ -28,7 +29,7 @@ from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.observe.account_ring import AccountRing, read_accounts
+from keepsight.observe.account_ring import AccountRing, read_rings
 from keepsight.observe.catalogue import BOUNDS
 from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, FIRST_TOKEN, PROMPT_TOKENS, WHOLE, RequestObserver
 from keepsight.observe.server_view import ServerView
@@ -280,8 +281,8 @@ class DyingEngine:
             self.client.connect(self.send)
 
 
-def test_prompts_repeated_after_an_engine_died_are_counted_and_recorded_once(client: Client) -> None:
-    observer = RequestObserver(ring=(ring := AccountRing()))
+def test_prompts_repeated_after_an_engine_died_are_counted_and_recorded_once(client: Client, tmp_path: Path) -> None:
+    observer = RequestObserver(ring=AccountRing.open(tmp_path, "frontend-0"))
     with closing(EngineClient(MediaPool(1), observer)) as own:
         engine = DyingEngine(own)
         response = complete(Client(client.preparer, cast(FakeEngine, own)), ["a", "b"], max_tokens=1)
@@ -290,7 +291,7 @@ def test_prompts_repeated_after_an_engine_died_are_counted_and_recorded_once(cli
     assert [numbers[ENDS[each]] for each in ("length", "error", "abort")] == [2, 0, 0]
     assert numbers[PROMPT_TOKENS] == response.json()["usage"]["prompt_tokens"]
     assert [sum(numbers[slot : slot + len(BOUNDS) + 1]) for slot in (FIRST_TOKEN, WHOLE)] == [2, 2]
-    assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
+    assert [each.status for each in read_rings(tmp_path)] == ["length", "length"]
 
 
 def test_the_token_sampled_to_score_a_prompt_alone_is_not_counted(client: Client) -> None:
