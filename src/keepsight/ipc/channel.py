@@ -47,7 +47,7 @@ _Outgoing = tuple[str | None, list[Frame] | None]
 MAX_MESSAGES_TO_ENGINE = 4
 MAX_MESSAGES_FROM_ENGINE = 4096
 MAX_OUTBOX_BYTES = 2**30
-# The largest item leaves room for others: one that found none would end the connection.  So would several of that size
+# The largest item leaves room for others: one that found none would end the connection. So would several of that size
 # sent at once, faster than the engine reads them.
 MAX_OUTBOX_BYTES_TO_ENGINE = MAX_PIXEL_BYTES + MAX_OUTBOX_BYTES
 # Approximate memory that a waiting message takes besides its frames.

@@ -42,6 +42,8 @@ from keepsight.requests import (
 from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT
 
 Frame = bytes | memoryview
+# What decoders raise for bytes that are not what they read.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 MAX_BODY_BYTES = 64 * 2**20
 # Names of media in one message: 1.3 MB of the longest.
@@ -88,8 +90,9 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
 
 
 def cut_into_messages(outputs: Sequence[FromEngine]) -> Iterator[Sequence[FromEngine]]:
-    """Split outputs into messages below the size limit. Outputs that may be megabytes, as those with prompt logprobs,
-    go alone, and a long list of names in pieces.
+    """Split outputs into messages below the size limit.
+
+    Outputs that may be megabytes, such as those with prompt logprobs, go alone; a long list of names goes in pieces.
     """
     if not any(map(_may_be_large, outputs)):
         yield outputs
@@ -136,7 +139,7 @@ def try_read_request_id(frames: Sequence[Frame]) -> str | None:
     """Return the id of a request that could not be decoded, if at least that can be read."""
     try:
         return _NAMED.decode(frames[1]).request_id if frames[0] == REQUEST else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+    except (*UNREADABLE, IndexError):
         return None
 
 
@@ -144,7 +147,7 @@ def try_read_media_hash(frames: Sequence[Frame]) -> str | None:
     """Return the hash of media that could not be decoded, if at least that can be read."""
     try:
         return _FIRST_FIELD.decode(frames[1])[0] if frames[0] in (PIXELS, RING_PLACE, STORED_PIXELS) else None
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+    except (*UNREADABLE, IndexError):
         return None
 
 
@@ -294,7 +297,7 @@ def _refusing_what_does_not_fit() -> Iterator[None]:
     """Raise WireError for errors of decoding, and of our own types when given unexpected values."""
     try:
         yield
-    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgumentError, AssertionError, RecursionError) as error:
+    except (*UNREADABLE, InvalidArgumentError, AssertionError) as error:
         raise WireError(str(error)) from error
 
 

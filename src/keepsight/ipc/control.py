@@ -1,6 +1,6 @@
 """Messages between a server's supervisor and its processes: lines of JSON over one socket for each process.
 
-The socket is the process's standard input.  It closes when the supervisor dies, however that happens, and a process
+The socket is the process's standard input. It closes when the supervisor dies, however that happens, and a process
 whose supervisor is gone ends at once: nothing is ever left running.
 """
 

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from keepsight.errors import HandshakeError, WireError
-from keepsight.ipc.codec import Frame
+from keepsight.ipc.codec import UNREADABLE, Frame
 
 # Must go up with every change of a greeting, or of what codec.py writes, including the message types.
 PROTOCOL_VERSION = 15
@@ -80,5 +80,5 @@ def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
         raise WireError("not a greeting")
     try:
         return msgspec.msgpack.decode(frames[2], type=type_)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise WireError(f"not a greeting: {error}") from error

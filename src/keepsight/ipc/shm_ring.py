@@ -252,7 +252,7 @@ class RingReader:
             return None
         try:
             # Opened for each read, as threads that read at the same time must hold separate locks.
-            with opened(f"{self._directory}/{_PREFIX}{place.ring_id}", os.O_RDWR) as descriptor:
+            with opened(_path_of(self._directory, place.ring_id), os.O_RDWR) as descriptor:
                 ring = self._map(descriptor, place.ring_id)
                 return _read(descriptor, ring.content, place) if ring.is_authentic(place) else None
         except OSError:

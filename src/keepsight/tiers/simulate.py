@@ -1,6 +1,6 @@
 """Simulates what a policy would have saved on a recorded or generated trace, and bounds what any policy could save.
 
-Pure: names, sizes and costs only.  Invariant: `offline_bound` is never less than what `simulate` gives.
+Pure: names, sizes and costs only. Invariant: `offline_bound` is never less than what `simulate` gives.
 """
 
 import heapq
