@@ -131,7 +131,7 @@ async def _converse(server: Server, conversation: Conversation, keep: Keep) -> N
 
 
 def _raise_on_error(answer: Answer) -> None:
-    """Raise if a request failed that is not timed: preparation must not fail silently."""
+    """Raise if an untimed request failed: preparation must not fail silently."""
     if answer.error is not None:
         raise NoAnswerError(f"a request before or beside the timed ones failed: {answer.error}")
 

@@ -201,9 +201,10 @@ def _check_keys(keys: list[str], source: str) -> list[str]:
 
 def _admin_key_of(given: str | None) -> str | None:
     """Return the key of the flag, or else the whole value of the variable: a part of it would be easier to guess."""
-    if given is None and (found := os.environ.get(ADMIN_KEY_VARIABLE)) is not None:
-        return _check_keys([found], ADMIN_KEY_VARIABLE)[0]
-    return None if given is None else _check_keys([given], "--admin-api-key")[0]
+    key, source = given, "--admin-api-key"
+    if key is None:
+        key, source = os.environ.get(ADMIN_KEY_VARIABLE), ADMIN_KEY_VARIABLE
+    return None if key is None else _check_keys([key], source)[0]
 
 
 def _as_browsers_send(origin: str) -> str:

@@ -6,6 +6,7 @@ evicts it.
 
 import argparse
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 from keepsight.cli.add_command import Commands, add_command
@@ -39,9 +40,9 @@ def add_commands(commands: Commands) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is not None:
-        raise InvalidArgumentError("--encoder-remote-cache", "has no pins: a Redis server evicts by its own policy")
     if arguments.encoder_disk_cache is None:
+        if arguments.encoder_remote_cache is not None:
+            raise InvalidArgumentError("--encoder-remote-cache", "has no pins: a Redis server evicts by its own policy")
         arguments.encoder_disk_cache = True
     place = parse_disk_place(arguments.encoder_disk_cache)
     return (_pin if arguments.cache_command == "pin" else _unpin)(arguments, place)
@@ -53,7 +54,7 @@ def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     keys, pins = _find_keys(arguments), pins_in(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:
         tier.open()  # A refused folder is left as it was.
-        new = {key for picture_keys in keys.values() for key in picture_keys}.difference(pins)
+        new = set(chain.from_iterable(keys.values())).difference(pins)
         pins.add(*new)
         try:
             # Waits for any eviction in progress that has not seen the new pins.
@@ -86,7 +87,7 @@ def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
 def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if bool(arguments.names) == arguments.all:
         raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or use --all")
-    named = {key for picture_keys in _find_keys(arguments).values() for key in picture_keys}
+    named = set(chain.from_iterable(_find_keys(arguments).values()))
     pins = pins_in(place.directory)
     with naming_tier_faults("--encoder-disk-cache", str(place.directory)):
         keys = [key for key in pins if arguments.all or key in named]

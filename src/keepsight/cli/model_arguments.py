@@ -202,7 +202,9 @@ def _parsing_options(name: str) -> dict[str, Any]:
         return {"choices": CHOICES[name], "type": type(CHOICES[name][0])}
     if name in SWITCHES:
         return {"action": argparse.BooleanOptionalAction if getattr(DEFAULTS, name) else "store_true"}
-    return {"type": int} if name in LEAST_INTEGERS else {"type": float} if name in NUMBERS else {}
+    if name in LEAST_INTEGERS:
+        return {"type": int}
+    return {"type": float} if name in NUMBERS else {}
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
