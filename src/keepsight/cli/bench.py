@@ -18,7 +18,7 @@ from keepsight.bench.report import Report, comparison, notes, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
-from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_shape, options_of, to_percent
+from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_pictures, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
 from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.openai_server import DEFAULT_URL, OpenAIServer, choose_api_key
@@ -45,10 +45,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_server(parser)
+    _add_load(parser)
+    _add_inputs(parser)
+    add = parser.add_argument
+    add("--json", type=Path, metavar="FILE", help="write the report, for `bench compare`")
+    add("--plot", type=Path, metavar="FILE", help="plot the times to the first token; .svg or .png")
+    add("--restart-command", metavar="COMMAND", help="command that restarts the server in the background, and ends")
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--base-url", default=DEFAULT_URL, metavar="URL", help="URL of the server (default: %(default)s)")
     add("--model", metavar="NAME", help="model to use (default: the server's first)")
     add("--api-key", metavar="KEY", help="key, if the server needs one (default: OPENAI_API_KEY in the environment)")
+
+
+def _add_load(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--workload",
         nargs="+",
@@ -76,13 +90,17 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add("--max-tokens", type=int, default=16, help="longest answer, in tokens (default: %(default)d)")
     add("--ignore-eos", action="store_true", help="make all answers that long; not every server knows the field")
     add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests beforehand (default: %(default)d)")
+
+
+def _add_inputs(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add(
         "--seed",
         type=int,
         help="the same seed repeats the inputs, which the server may have cached (default: a new seed)",
     )
     add("--turns", type=int, default=DEFAULTS.num_turns, help="turns of multi-turn (default: %(default)d)")
-    add_shape(parser)
+    add_pictures(parser)
     add(
         "--reuse",
         type=to_percent,
@@ -91,9 +109,6 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         metavar="PERCENT",
         help=f"percentages of zipf's pictures that come from the pool (default: {DEFAULTS.reuse_percent})",
     )
-    add("--json", type=Path, metavar="FILE", help="write the report, for `bench compare`")
-    add("--plot", type=Path, metavar="FILE", help="plot the times to the first token; .svg or .png")
-    add("--restart-command", metavar="COMMAND", help="command that restarts the server in the background, and ends")
 
 
 def _run_serve(arguments: argparse.Namespace) -> int:

@@ -19,7 +19,7 @@ MINIMUMS = {
 }
 
 
-def add_shape(parser: argparse.ArgumentParser) -> None:
+def add_pictures(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_picture_size(parser)
     add(

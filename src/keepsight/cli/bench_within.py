@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from keepsight.bench.report import to_markdown
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, WORKLOADS
-from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_picture_size, add_shape, options_of, to_percent
+from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_picture_size, add_pictures, options_of, to_percent
 from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
@@ -26,7 +26,7 @@ def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=int, default=64, help="timed requests, all at once (default: %(default)d)")
     parser.add_argument("--max-tokens", type=int, default=16, help="tokens of each answer (default: %(default)d)")
     parser.add_argument("--seed", type=int, default=0, help="the same seed repeats the inputs (default: 0)")
-    add_shape(parser)
+    add_pictures(parser)
     parser.add_argument(
         "--reuse",
         type=to_percent,

@@ -99,7 +99,7 @@ class SharedStore:
 
     def newest(self, limit: int) -> list[HeldPixels]:
         """Return the items used last, the latest first. Takes no lock: some may be evicted meanwhile."""
-        files = nlargest(limit, self._count(), key=lambda file: file.last_use)
+        files = nlargest(limit, self._list_files(), key=lambda file: file.last_use)
         return [HeldPixels(file.name, file.num_bytes, file.name in self._pins) for file in files]
 
     def is_held(self, media_hash: str) -> bool:
@@ -183,7 +183,7 @@ class SharedStore:
     def clear(self) -> None:
         """Remove everything, pins too. Raises OSError if it is closed, or another process holds its ledger for long."""
         with self._ledger.changing(self._count_anew):
-            for file in self._count():
+            for file in self._list_files():
                 self._remove(file.name)
             self._ledger.held = Held(0, 0)
 
@@ -209,7 +209,7 @@ class SharedStore:
     def check_invariants(self) -> None:
         with self._changing() as is_held:
             assert is_held
-            assert _add_up(self._count()) == self._ledger.held
+            assert _add_up(self._list_files()) == self._ledger.held
             assert self.num_bytes <= self._max_bytes
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class SharedStore:
                 yield True
 
     def _count_anew(self) -> None:
-        self._ledger.held = _add_up(self._count())
+        self._ledger.held = _add_up(self._list_files())
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
@@ -253,7 +253,7 @@ class SharedStore:
             self.num_evictions += 1
             return True
         if not self._oldest:
-            files, pinned = self._count(), self._count_pinned()
+            files, pinned = self._list_files(), self._count_pinned()
             unpinned = (file for file in files if file.name not in pinned)
             self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
             self._ledger.held = _add_up(files)
@@ -294,7 +294,7 @@ class SharedStore:
         self._pins.remove(name)
         self._first.remove(name)
 
-    def _count(self) -> list[_File]:
+    def _list_files(self) -> list[_File]:
         """List all files that have a name."""
         files = []
         with suppress(FileNotFoundError), os.scandir(self._directory) as entries:

@@ -55,19 +55,19 @@ def _each(label: str, values: Iterable[str]) -> tuple[Labels, ...]:
     return tuple(((label, value),) for value in values)
 
 
-def _each_cache(asks_for: Callable[[str], Iterable[str]]) -> tuple[Labels, ...]:
+def _each_cache(modalities_of: Callable[[str], Iterable[str]]) -> tuple[Labels, ...]:
     return tuple(
         (("cache", cache), ("tier", tier), ("modality", modality))
         for cache, tier in CACHES
-        for modality in asks_for(cache)
+        for modality in modalities_of(cache)
     )
 
 
-def _asked_for(cache: str) -> tuple[str, ...]:
+def _modalities_of(cache: str) -> tuple[str, ...]:
     return (ALL,) if cache == "prefix" else MODALITIES
 
 
-_ASKED, _HELD = _each_cache(_asked_for), _each_cache(lambda _cache: (ALL,))
+_ASKED, _HELD = _each_cache(_modalities_of), _each_cache(lambda _cache: (ALL,))
 _OF_MEDIA = _each("modality", MODALITIES)
 
 METRICS = (
@@ -158,7 +158,7 @@ class CacheSlots:
     @classmethod
     def of(cls, cache: str, tier: str) -> "CacheSlots":
         def asked(name: str) -> Slots:
-            return _slots_of(f"cache_{name}", cache, tier, modalities=_asked_for(cache))
+            return _slots_of(f"cache_{name}", cache, tier, modalities=_modalities_of(cache))
 
         def held(name: str) -> int:
             return slot_of(f"cache_{name}", cache, tier, ALL)
