@@ -11,8 +11,9 @@ import pytest
 from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers import redis_tier
 from keepsight.tiers.entry_key import is_entry_key
+from keepsight.tiers.redis_address import parse_address
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.resp import Reply, RespConnection, parse_address
+from keepsight.tiers.resp import Reply, RespConnection
 from keepsight.tiers.tier import StoredArray
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
@@ -228,15 +229,6 @@ def test_passwords_are_sent_and_never_shown(server: FakeServer, caplog: pytest.L
     tier.close()
     shown = caplog.text + str(refusal.value) + repr(parse_address(url)) + str(parse_address(url))
     assert "cret" not in shown
-
-
-def test_addresses() -> None:
-    address = parse_address("rediss://u:p%40@redis.example:7000/2")
-    assert (address.host, address.port, address.user, address.password) == ("redis.example", 7000, "u", "p@")
-    assert (address.database, address.is_tls, address.path) == (2, True, None)
-    assert parse_address("redis://localhost").port == 6379
-    unix = parse_address("unix:///run/redis.sock?db=1")
-    assert (unix.path, unix.database) == ("/run/redis.sock", 1)
 
 
 @pytest.mark.parametrize(

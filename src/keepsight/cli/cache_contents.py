@@ -17,8 +17,8 @@ from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_place import parse_disk_place
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.pins import pins_in
+from keepsight.tiers.redis_address import parse_address
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.resp import parse_address
 
 MIB = 2**20
 # Used whatever the budget of the servers that fill the tier: inspecting must not evict anything.

@@ -21,8 +21,8 @@ from keepsight.tiers.disk_place import DiskPlace, parse_disk_place
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_key import entry_key, model_content_digest
 from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.redis_address import parse_address
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.resp import parse_address
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder

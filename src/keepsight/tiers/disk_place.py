@@ -10,7 +10,7 @@ from keepsight.config import GIB, MOST_GIB
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.cache_home import cache_home
 
-DEFAULT_DISK_BYTES = 16 * 2**30
+DEFAULT_DISK_BYTES = 16 * GIB
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(K|M|G|T)?(?:i?B)?", re.IGNORECASE)
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 

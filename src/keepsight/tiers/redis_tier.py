@@ -17,7 +17,8 @@ from keepsight.errors import TierError
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
-from keepsight.tiers.resp import Part, RedisAddress, RefusedError, Reply, RespConnection, WrongTypeError, parse_address
+from keepsight.tiers.redis_address import RedisAddress, parse_address
+from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, WrongTypeError
 from keepsight.tiers.tier import StoredArray, TierStats
 
 # Error prefixes of a server that serves reads but accepts no writes: full, a replica, its own disk full, no replicas.
