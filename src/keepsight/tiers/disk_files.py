@@ -6,7 +6,7 @@ Knows neither budgets nor locks: what it returns may be outdated at once.
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -30,21 +30,19 @@ class TierFile(NamedTuple):
 
 def files_in(folder: Path) -> list[TierFile]:
     """Return all files but stray folders, which do not count against a budget, and cannot be removed like a file."""
-    return list(_files_in(folder))
-
-
-def entries_in(folder: Path) -> list[TierFile]:
-    """Return the files that are named like entries."""
-    return [file for file in _files_in(folder) if is_entry_key(file.name)]
-
-
-def _files_in(folder: Path) -> Iterator[TierFile]:
+    files = []
     with suppress(FileNotFoundError), os.scandir(folder) as found:
         for each in found:
             with suppress(FileNotFoundError):
                 if not each.is_dir(follow_symlinks=False):
                     about = each.stat(follow_symlinks=False)
-                    yield TierFile(about.st_mtime_ns, each.name, occupied(about.st_size))
+                    files.append(TierFile(about.st_mtime_ns, each.name, occupied(about.st_size)))
+    return files
+
+
+def entries_in(folder: Path) -> list[TierFile]:
+    """Return the files that are named like entries."""
+    return [file for file in files_in(folder) if is_entry_key(file.name)]
 
 
 def seconds_of(path: Path) -> float:

@@ -113,7 +113,7 @@ class DiskTier:
         try:
             # Joined as strings: `Path` objects would take longer than anything else here but reading the bytes.
             descriptor = _open(f"{self._entries}/{_checked(key)}")
-            array = _read(key, descriptor)
+            array = _read_file(key, descriptor)
             if is_use:
                 self._note_use(key, descriptor, array)
             return array
@@ -422,7 +422,7 @@ def _open(path: str) -> int:
         raise DamagedEntryError(error.strerror) from error
 
 
-def _read(key: str, descriptor: int) -> StoredArray:
+def _read_file(key: str, descriptor: int) -> StoredArray:
     about = os.fstat(descriptor)
     if stat.S_ISDIR(about.st_mode):
         raise FileNotFoundError(f"{key} is a stray folder")
