@@ -183,8 +183,8 @@ class S3Fifo:
             self._num_ghost_bytes -= self._ghosts.popitem(last=False)[1]
 
 
-class _Shadow:
-    """Simulates what a policy alone would hold after the same uses, and the time it would have saved lately."""
+class Shadow:
+    """Simulates what a policy alone would hold after the same uses, and the time it would have saved."""
 
     def __init__(self, policy: Policy, max_bytes: int) -> None:
         self.policy = policy
@@ -193,8 +193,8 @@ class _Shadow:
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
 
-    def see(self, key: str, num_bytes: int, seconds: float, fading: float) -> list[str]:
-        """Simulate a use. Return the keys evicted for it."""
+    def see(self, key: str, num_bytes: int, seconds: float, fading: float = 1.0) -> list[str]:
+        """Simulate a use. Return the keys evicted for it. `fading`: how much of the time saved so far still counts."""
         self.saved_seconds *= fading
         if key in self.policy:
             self.saved_seconds += seconds
@@ -228,7 +228,7 @@ class Auto:
     _MEMORY = 10
 
     def __init__(self, max_bytes: int) -> None:
-        self._shadows = (_Shadow(Lru(), max_bytes), _Shadow(S3Fifo(max_bytes), max_bytes))
+        self._shadows = (Shadow(Lru(), max_bytes), Shadow(S3Fifo(max_bytes), max_bytes))
         self._followed = self._shadows[0]
         self._held: dict[str, tuple[int, float]] = {}
         # Entries held that the followed policy would have evicted.

@@ -7,7 +7,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from keepsight.tiers.policies import POLICIES
+from keepsight.tiers.policies import POLICIES, Shadow
 from keepsight.tiers.trace import Access
 
 _NEVER = math.inf
@@ -15,20 +15,11 @@ _NEVER = math.inf
 
 def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> float:
     """Return the share of seconds saved, relative to the cost of everything without a cache."""
-    policy = POLICIES[policy_name](max_bytes)
-    sizes: dict[str, int] = {}
-    num_bytes, saved = 0, 0.0
+    shadow = Shadow(POLICIES[policy_name](max_bytes), max_bytes)
     for access in trace:
-        if access.key in sizes:
-            policy.use(access.key)
-            saved += access.seconds
-        elif access.num_bytes <= max_bytes:
-            while num_bytes + access.num_bytes > max_bytes:
-                num_bytes -= sizes.pop(policy.evict())
-            policy.add(access.key, access.num_bytes, access.seconds)
-            sizes[access.key] = access.num_bytes
-            num_bytes += access.num_bytes
-    return _share_of(trace, saved)
+        if access.num_bytes <= max_bytes or access.key in shadow.policy:
+            shadow.see(access.key, access.num_bytes, access.seconds)
+    return _share_of(trace, shadow.saved_seconds)
 
 
 def simulate_belady(trace: Sequence[Access], max_bytes: int) -> float:
