@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
-from keepsight.cli.check_minimums import check_minimums
+from keepsight.cli.check_arguments import check_minimums
 from keepsight.config import MOST_GIB
 from keepsight.errors import InvalidArgumentError
 

@@ -20,7 +20,7 @@ from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
 from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_pictures, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
-from keepsight.cli.check_minimums import check_minimums
+from keepsight.cli.check_arguments import check_minimums
 from keepsight.cli.openai_server import DEFAULT_URL, OpenAIServer, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError

@@ -9,7 +9,7 @@ from dataclasses import replace
 from keepsight.bench.report import to_markdown
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, WORKLOADS
 from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_picture_size, add_pictures, options_of, to_percent
-from keepsight.cli.check_minimums import check_minimums
+from keepsight.cli.check_arguments import check_minimums
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.config import CHOICES, Config

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.cli.attach_picture import attach
-from keepsight.cli.check_is_text import check_arguments_are_text, check_is_text
+from keepsight.cli.check_arguments import check_arguments_are_text, check_is_text
 from keepsight.cli.openai_server import DEFAULT_URL, Cut, OpenAIServer, Thought, Usage, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
@@ -110,10 +110,7 @@ class Chat:
         self._messages: list[dict[str, Any]] = list(self._opening)
         self._pictures: list[dict[str, Any]] = []
         self._commands: dict[str, Callable[[str], None]] = {
-            "/image": partial(self._attach, "/image"),
-            "/video": partial(self._attach, "/video"),
-            "/audio": partial(self._attach, "/audio"),
-            "/file": partial(self._attach, "/file"),
+            **{command: partial(self._attach, command) for command in ("/image", "/video", "/audio", "/file")},
             "/clear": self._clear,
             "/save": self._save,
             "/help": lambda _rest: _note(HELP),

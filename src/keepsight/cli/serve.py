@@ -13,8 +13,7 @@ from contextlib import suppress
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
-from keepsight.cli.check_is_text import check_arguments_are_text
-from keepsight.cli.check_minimums import check_minimums
+from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables

@@ -1,11 +1,25 @@
-"""Checks numeric flags against their minimum."""
+"""Checks what was typed: that text is UTF-8, and that numbers are not below their minimum."""
 
 import argparse
+import json
 import math
 from collections.abc import Mapping
 
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.errors import InvalidArgumentError
+
+
+def check_is_text(value: object, name: str) -> None:
+    """Raise if other bytes than UTF-8 were typed: as lone surrogates they can be neither sent nor printed."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise InvalidArgumentError(name, "is not UTF-8") from None
+
+
+def check_arguments_are_text(arguments: argparse.Namespace) -> None:
+    for name, value in vars(arguments).items():
+        check_is_text(value, flag_of(name))
 
 
 def check_minimums(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
