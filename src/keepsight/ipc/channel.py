@@ -181,10 +181,8 @@ class EngineListener:
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> bool:
         """Send to all frontends. False: the listener is closed or too far behind, and not all of it is sent."""
-        return all(self._put_for_all(encode_from_engine(each)) for each in cut_into_messages(outputs))
-
-    def _put_for_all(self, frames: list[Frame]) -> bool:
-        return self._io.outbox.try_put((None, frames), _num_bytes(frames))
+        messages = map(encode_from_engine, cut_into_messages(outputs))
+        return all(self._io.outbox.try_put((None, frames), _num_bytes(frames)) for frames in messages)
 
     def forget(self, frontend_id: str) -> None:
         """Drop a frontend that ended or missed something. The caller knows that: `on_lost` is not called."""

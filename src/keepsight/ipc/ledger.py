@@ -8,10 +8,10 @@ import errno
 import os
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from keepsight.ipc.record_lock import try_lock
 
@@ -29,6 +29,11 @@ _CLOSING_SECONDS = 1.0
 class Held(NamedTuple):
     num_bytes: int
     num_files: int
+
+    @classmethod
+    def of(cls, sizes: Iterable[int]) -> Self:
+        listed = list(sizes)
+        return cls(sum(listed), len(listed))
 
 
 class Ledger:

@@ -209,7 +209,7 @@ class SharedStore:
     def check_invariants(self) -> None:
         with self._changing() as is_held:
             assert is_held
-            assert _add_up(self._list_files()) == self._ledger.held
+            assert Held.of(file.num_bytes for file in self._list_files()) == self._ledger.held
             assert self.num_bytes <= self._max_bytes
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ class SharedStore:
                 yield True
 
     def _count_anew(self) -> None:
-        self._ledger.held = _add_up(self._list_files())
+        self._ledger.held = Held.of(file.num_bytes for file in self._list_files())
 
     def _add(self, media_hash: str, pixels: Pixels, num_bytes: int) -> bool:
         while self.num_bytes + num_bytes > self._max_bytes:
@@ -256,7 +256,7 @@ class SharedStore:
             files, pinned = self._list_files(), self._count_pinned()
             unpinned = (file for file in files if file.name not in pinned)
             self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
-            self._ledger.held = _add_up(files)
+            self._ledger.held = Held.of(file.num_bytes for file in files)
             if not self._oldest:
                 return False
         file = self._oldest.popleft()
@@ -308,10 +308,6 @@ class SharedStore:
         if message not in self._warned:
             self._warned.add(message)
             logger.warning(message, *arguments)
-
-
-def _add_up(files: Collection[_File]) -> Held:
-    return Held(sum(file.num_bytes for file in files), len(files))
 
 
 def _stamp(target: Path | int) -> None:

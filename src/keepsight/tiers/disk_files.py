@@ -6,12 +6,10 @@ Knows neither budgets nor locks: what it returns may be outdated at once.
 import fcntl
 import mmap
 import os
-from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from keepsight.ipc.ledger import Held
 from keepsight.ipc.record_lock import opened
 from keepsight.tiers.entry_format import HEADER_BYTES, read_seconds
 from keepsight.tiers.entry_key import is_entry_key
@@ -64,8 +62,3 @@ def remove_dead(path: Path) -> None:
 def occupied(num_bytes: int) -> int:
     """Return the bytes that a file of that size occupies: file systems allocate whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-
-
-def add_up(files: Iterable[TierFile]) -> Held:
-    sizes = [file.num_bytes for file in files]
-    return Held(sum(sizes), len(sizes))

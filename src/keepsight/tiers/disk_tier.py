@@ -26,7 +26,6 @@ from keepsight.tiers.damage_log import DamageLog
 from keepsight.tiers.disk_files import (
     READING,
     TierFile,
-    add_up,
     entries_in,
     files_in,
     occupied,
@@ -251,7 +250,7 @@ class DiskTier:
         with self._changing():
             held = self._ledger.held
             assert held.num_bytes <= self._max_bytes, (held, self._max_bytes)
-            assert add_up([*entries_in(self._entries), *files_in(self._aside)]) == held
+            assert self._add_up(entries_in(self._entries)) == held
         self._known.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
@@ -396,7 +395,10 @@ class DiskTier:
             remove_dead(self._aside / file.name)
         entries = entries_in(self._entries)
         self._learn_all(entries)
-        self._ledger.held = add_up([*entries, *files_in(self._aside)])
+        self._ledger.held = self._add_up(entries)
+
+    def _add_up(self, entries: list[TierFile]) -> Held:
+        return Held.of(file.num_bytes for file in (*entries, *files_in(self._aside)))
 
     def _learn_all(self, entries: list[TierFile]) -> None:
         for key in self._known.sizes.keys() - {file.name for file in entries}:
