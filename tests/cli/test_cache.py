@@ -65,11 +65,11 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, capsys: pytest.Ca
 @pytest.fixture
 def tier_folder(tmp_path: Path) -> Path:
     """A disk tier with three entries."""
-    tier = DiskTier(tmp_path / "kept", 2**30)
+    tier = DiskTier(folder := tmp_path / "embeddings", 2**30)
     for number in range(3):
         assert tier.put(key_of(number), array_of(number))
     tier.close()
-    return tmp_path / "kept"
+    return folder
 
 
 def test_kept_entries_are_counted_verified_and_cleared(tier_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -329,7 +329,7 @@ def test_invalid_pins_are_refused(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: tier_folder)
+    monkeypatch.setattr("keepsight.tiers.disk_place.cache_home", lambda: tier_folder.parent)
     assert main(["cache", *arguments]) == 2
     assert f"{field}: " in capsys.readouterr().err
     assert not list(pins_in(tier_folder))

@@ -21,10 +21,6 @@ class DiskPlace:
     max_bytes: int = DEFAULT_DISK_BYTES
 
 
-def default_disk_directory(content: str) -> Path:
-    return cache_home() / content
-
-
 def parse_disk_place(
     named: str | Literal[True], field: str = "--encoder-disk-cache", content: str = "embeddings"
 ) -> DiskPlace:
@@ -37,7 +33,7 @@ def parse_disk_place(
     if not colon:
         path, size = text, ""
     try:
-        directory = Path(path).expanduser().absolute() if path else default_disk_directory(content)
+        directory = Path(path).expanduser().absolute() if path else cache_home() / content
     except RuntimeError as error:  # the user has no home
         raise InvalidArgumentError(field, f"{text!r} is not a folder, give a full path: {error}") from error
     if is_checkpoint(directory):
