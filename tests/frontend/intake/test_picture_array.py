@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.fetch_media import take_source
 from keepsight.frontend.intake.picture_array import try_freeze_array
 from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.take_picture import take_picture
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.media import Geometry
 
@@ -42,8 +42,8 @@ def test_what_is_neither_array_nor_tensor_is_left_to_others(source: object) -> N
 
 def test_a_plane_without_channels_is_grey() -> None:
     """The reference accepts grayscale only with an axis of 1 channel."""
-    plane = take_source(ARRAY[..., 0], "picture")
-    one_channel = take_source(ARRAY[np.newaxis, ..., 0], "picture")
+    plane = take_picture(ARRAY[..., 0], "picture")
+    one_channel = take_picture(ARRAY[np.newaxis, ..., 0], "picture")
     assert read_geometry(plane, "picture") == read_geometry(one_channel, "picture") == Geometry(4, 5)
     assert np.array_equal(decode_picture(plane), decode_picture(one_channel))
     assert np.array_equal(decode_picture(plane), np.stack([ARRAY[..., 0]] * 3, axis=-1))
@@ -68,7 +68,7 @@ REFUSED: dict[str, Any] = {
 @pytest.mark.parametrize("described", REFUSED)
 def test_other_arrays_are_refused_with_what_is_allowed(described: str) -> None:
     with pytest.raises(UnsupportedPictureError) as caught:
-        take_source(REFUSED[described], "messages[0].content[0].image_pil")
+        take_picture(REFUSED[described], "messages[0].content[0].image_pil")
     assert caught.value.field == "messages[0].content[0].image_pil"
     assert f"an array of {described} is not supported; allowed are uint8 [height, width, 3]" in caught.value.message
     assert ("image_embeds" in caught.value.message) == ("float" in described)
@@ -78,11 +78,11 @@ def test_tensors_without_dense_data_are_refused() -> None:
     zeros = torch.zeros(5, 4, 3, dtype=torch.uint8)
     for tensor in (zeros.to_sparse(), zeros.to("meta")):
         with pytest.raises(UnsupportedPictureError, match="a tensor without dense data"):
-            take_source(tensor, "picture")
+            take_picture(tensor, "picture")
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (3, 0, 5), (0, 0)])
 def test_an_array_without_pixels_is_refused_as_empty(shape: tuple[int, ...]) -> None:
-    source = take_source(np.zeros(shape, np.uint8), "picture")
+    source = take_picture(np.zeros(shape, np.uint8), "picture")
     with pytest.raises(UnreadablePictureError, match="is empty"):
         read_geometry(source, "picture")

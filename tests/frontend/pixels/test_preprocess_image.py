@@ -15,9 +15,9 @@ from PIL import Image
 
 from keepsight.film_processors import Qwen2VLFilmConfig, Qwen3VLFilmConfig
 from keepsight.frontend.identity.pan_and_scan import plan_crops
-from keepsight.frontend.intake.fetch_media import take_source
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.take_picture import take_picture
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.make_pixels import FilmJob
 from keepsight.frontend.pixels.preprocess_image import preprocess_image, resize_pixels
@@ -66,7 +66,7 @@ def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map
 def our_pixels(case: Case, backend: Backend) -> Floats:
     """Return pixels in the reference's layout: float32 [1 + crops, 3, height, width], or [patches, values]."""
     config = config_of(case, backend)
-    source = take_source(case.source, "picture")
+    source = take_picture(case.source, "picture")
     geometry = read_geometry(source, "picture")
     settled = config.settled_for(geometry)
     prepared = preprocess_image(decode_picture(source, "picture"), (None, *plan_crops(geometry, config)), settled)

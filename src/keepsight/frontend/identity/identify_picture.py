@@ -33,7 +33,7 @@ from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.intake.check_kinds import check_is_picture, guess_kind
-from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
+from keepsight.frontend.intake.fetch_media import scheme_of
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_document import PageSource
@@ -42,6 +42,7 @@ from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import check_size, read_geometry
 from keepsight.frontend.intake.read_sound import check_sound_length
 from keepsight.frontend.intake.take_film import take_film
+from keepsight.frontend.intake.take_picture import freeze_picture, take_picture
 from keepsight.frontend.intake.take_sound import take_sound
 from keepsight.frontend.pixels.make_pixels import BorrowedJob, FilmJob, MakingJob, PictureJob, SoundJob
 from keepsight.frontend.pixels.readers import Readers
@@ -203,12 +204,12 @@ class PictureIdentifier:
             return self._look_at_film(part, config, given_name, cache_salt)
         if part.kind == "audio":
             return self._look_at_sound(part, config, given_name, cache_salt)
-        sent = take_source(part.source, part.field)
+        sent = take_picture(part.source, part.field)
         if isinstance(sent, bytes):
             check_is_picture(sent, part.field, config)
         geometry = read_geometry(sent, part.field, self._max_pixels)
         # May refuse the picture, so it comes before the uuid is remembered.
-        shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)
+        shown = self._show(part, freeze_picture(sent, part.field), geometry, config, given_name)
         if given_name is None:
             return replace(shown, given_name=self._name_given_by_exif(sent, part.field))
         return self._remember(shown)

@@ -1,10 +1,6 @@
-"""Resolves a picture's source to its content: `data:` URLs, raw bytes, and objects of this process."""
-
-from PIL import Image
+"""Reads the scheme of a medium's URL, and the content of a `data:` URL; all other URLs are refused here."""
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.intake.open_picture import PictureSource, translating_parser_errors
-from keepsight.frontend.intake.picture_array import try_freeze_array
 from keepsight.frontend.intake.read_data_url import read_data_url
 
 # Length of the beginning in which a URL's colon is looked for.
@@ -17,7 +13,7 @@ def scheme_of(url: str) -> str | None:
     return scheme.lower() if colon and scheme == scheme.strip() else None
 
 
-def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
+def fetch_data_url(url: str, field: str, max_bytes: int) -> bytes:
     """Return the content of a `data:` URL; one larger than `max_bytes` is refused before it is decoded."""
     scheme = scheme_of(url)
     if scheme is None:
@@ -31,36 +27,3 @@ def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
 
 def _begin(url: str) -> str:
     return repr(url) if len(url) <= 80 else f"{url[:20]!r}..."
-
-
-def take_source(source: object, field: str) -> PictureSource:
-    """Return the picture source that an object of this process, or downloaded content, stands for."""
-    if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source)
-    if isinstance(source, Image.Image):
-        return source
-    array = try_freeze_array(source, field)
-    if array is None:
-        kinds = "a URL, a file's bytes, a PIL image, an array or a tensor"
-        raise InvalidArgumentError(field, f"must be {kinds}, not {type(source).__name__}")
-    return array
-
-
-def freeze(source: PictureSource, field: str) -> PictureSource:
-    """Copy a PIL image, so that later changes by the caller are not cached under the original's name."""
-    if not isinstance(source, Image.Image):
-        return source
-    # Its pixels may not have been read from its file yet.
-    with translating_parser_errors(field, None):
-        copy = source.copy()
-    _check_transparency(copy.info.get("transparency"), field)
-    return copy
-
-
-def _check_transparency(value: object, field: str) -> None:
-    """Refuse numpy numbers, which cannot be hashed into the picture's name; nor does Pillow take them for a palette."""
-    values = value if isinstance(value, tuple) else (value,)
-    if value is not None and not isinstance(value, bytes) and not all(isinstance(each, int) for each in values):
-        raise InvalidArgumentError(
-            field, f"has the transparency {value!r:.80}: it must be an integer, a tuple of integers or bytes"
-        )

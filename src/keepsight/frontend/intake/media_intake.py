@@ -13,7 +13,7 @@ from typing import NamedTuple
 from keepsight.config import Config
 from keepsight.errors import PictureEmbedsError, UnsupportedFieldError
 from keepsight.frontend.intake.downloads import Downloads
-from keepsight.frontend.intake.fetch_media import fetch_url, scheme_of
+from keepsight.frontend.intake.fetch_media import fetch_data_url, scheme_of
 from keepsight.frontend.intake.fetch_url import UrlFetcher
 from keepsight.frontend.intake.local_files import LocalFiles
 from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
@@ -146,7 +146,7 @@ class MediaIntake:
             if isinstance(content, HeldFile):
                 part, content = _named_as(content, part), content.content
         else:
-            content = fetch_url(source, part.field, self._limits.max_bytes)
+            content = fetch_data_url(source, part.field, self._limits.max_bytes)
         return dataclasses.replace(part, source=content)
 
 
