@@ -4,7 +4,7 @@ Tensors are recognized by their methods, so that torch is not imported.  The arr
 private copies and never change, so their names stay valid.
 """
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -21,11 +21,10 @@ _CHANNEL_COUNTS = (1, 3, 4)
 
 def try_freeze_array(source: object, field: str) -> PictureArray | None:
     """Return a contiguous, read-only copy, or None if the source is neither an array nor a tensor."""
-    if not isinstance(source, np.ndarray) and not is_tensor(source):
+    if not is_array(source):
         return None
-    described: Any = source
-    _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), field)
-    frozen = np.array(source if isinstance(source, np.ndarray) else to_numpy(source, field), order="C")
+    _check_kind(str(source.dtype).removeprefix("torch."), tuple(source.shape), field)
+    frozen = np.array(to_numpy(source, field), order="C")
     frozen.flags.writeable = False
     return frozen
 
@@ -53,13 +52,18 @@ def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
         raise UnsupportedPictureError(field, message)
 
 
-def is_tensor(source: object) -> bool:
-    return all(hasattr(source, name) for name in ("detach", "cpu", "numpy", "dtype", "shape"))
+def is_array(source: object) -> TypeGuard[Any]:
+    """Return whether this is a numpy array or a torch tensor."""
+    named = ("detach", "cpu", "numpy", "dtype", "shape")
+    return isinstance(source, np.ndarray) or all(hasattr(source, name) for name in named)
 
 
-def to_numpy(tensor: Any, field: str) -> PictureArray:
+def to_numpy(source: Any, field: str) -> npt.NDArray[Any]:
+    """Return the data of a numpy array or a torch tensor; nothing is copied if it is in this machine's memory."""
+    if isinstance(source, np.ndarray):
+        return source
     try:
-        array: PictureArray = tensor.detach().cpu().numpy()
+        array: npt.NDArray[Any] = source.detach().cpu().numpy()
     except (RuntimeError, TypeError) as error:  # sparse, or on the meta device
         raise UnsupportedPictureError(field, f"a tensor without dense data: {error}") from error
     return array

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keepsight.errors import PictureEmbedsError
-from keepsight.frontend.intake.picture_array import is_tensor
+from keepsight.frontend.intake.picture_array import is_array
 from keepsight.frontend.intake.read_data_url import decode_base64, read_data_url
 
 Values = npt.NDArray[np.float32]
@@ -159,14 +159,13 @@ def _view(payload: memoryview, dtype: str) -> npt.NDArray[np.floating[Any]]:
 
 
 def _read_array(source: object, field: str, wanted: Wanted) -> Values:
-    if not isinstance(source, np.ndarray) and not is_tensor(source):
+    if not is_array(source):
         _refuse(field, f"must be {ALLOWED}, an array or a tensor, not {type(source).__name__}")
-    described: Any = source
-    shape = _check_kind(str(described.dtype).removeprefix("torch."), tuple(described.shape), wanted, field)
+    shape = _check_kind(str(source.dtype).removeprefix("torch."), tuple(source.shape), wanted, field)
     if isinstance(source, np.ndarray):
         return np.array(source.reshape(shape), np.float32, order="C")
     try:
         # numpy has no bfloat16.
-        return np.array(described.detach().cpu().float().numpy().reshape(shape), order="C")
+        return np.array(source.detach().cpu().float().numpy().reshape(shape), order="C")
     except (RuntimeError, TypeError) as error:  # sparse, or on the meta device
         _refuse(field, f"a tensor without dense data: {error}")

@@ -9,7 +9,7 @@ from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.frontend.intake.open_film import FilmSource, check_is_film
-from keepsight.frontend.intake.picture_array import is_tensor, to_numpy
+from keepsight.frontend.intake.picture_array import is_array, to_numpy
 from keepsight.frontend.intake.read_film import ASSUMED_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
 from keepsight.media import Excerpt, Timeline
 
@@ -30,7 +30,7 @@ def take_film(source: object, field: str) -> tuple[FilmSource, Timeline | None]:
         source, metadata = source
     if isinstance(source, list | tuple) and source and all(map(_is_frame, source)):
         source = _stack(source, field)
-    if not isinstance(source, np.ndarray) and not is_tensor(source):
+    if not is_array(source):
         raise InvalidArgumentError(field, f"must be {KINDS}, not {type(source).__name__}")
     frames = _freeze_frames(source, field)
     return frames, _read_timeline(len(frames), metadata, field)
@@ -92,11 +92,11 @@ def _stack(frames: Sequence[Any], field: str) -> Any:
     shapes = {tuple(each.shape) for each in arrays}
     if len(shapes) > 1:
         raise UnsupportedPictureError(field, f"frames of one film must have one shape, not {sorted(shapes)}")
-    return np.stack([to_numpy(each, field) if is_tensor(each) else each for each in arrays])
+    return np.stack([to_numpy(each, field) if is_array(each) else each for each in arrays])
 
 
 def _freeze_frames(source: Any, field: str) -> FilmSource:
-    array = source if isinstance(source, np.ndarray) else to_numpy(source, field)
+    array = to_numpy(source, field)
     if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
         array = np.moveaxis(array, 1, -1)
     check_is_film(array, field)

@@ -6,7 +6,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
-from keepsight.frontend.intake.picture_array import is_tensor, to_numpy
+from keepsight.frontend.intake.picture_array import is_array, to_numpy
 from keepsight.frontend.intake.sound_samples import Mono, Samples, SoundSource, check_rate, check_values
 
 KINDS = "a URL, a file's bytes, samples as an array or a list of floats, or a pair (samples, sampling rate)"
@@ -26,7 +26,7 @@ def take_sound(source: object, field: str, sampling_rate: int) -> SoundSource:
         sampling_rate = _read_rate(rate, field)
     if _are_floats(source):
         source = np.array(source, np.float32)
-    if not isinstance(source, np.ndarray) and not is_tensor(source):
+    if not is_array(source):
         raise InvalidArgumentError(field, f"must be {KINDS}, not {type(source).__name__}")
     return Samples(_freeze(source, field), sampling_rate)
 
@@ -47,7 +47,7 @@ def _read_rate(rate: float, field: str) -> int:
 
 
 def _freeze(source: Any, field: str) -> Mono:
-    array = source if isinstance(source, np.ndarray) else to_numpy(source, field)
+    array = to_numpy(source, field)
     if array.dtype.kind != "f" or array.ndim not in (1, 2):
         taken = "floats [samples], [channels, samples] or [samples, channels]; whole numbers are divided by 32768 first"
         raise UnsupportedPictureError(
