@@ -9,6 +9,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -29,6 +30,11 @@ class _Record:
     digest: bytes
     validators: Validators
     fresh_until: float
+
+
+class _Held(NamedTuple):
+    record: _Record
+    content: bytes
 
 
 @dataclass(slots=True)
@@ -55,9 +61,8 @@ class UrlCache:
         each caller limits its own time.  `modality` is only passed on to `on_fetched`.
         """
         key = (_digest_of(cache_salt), str(parse_web_url(url)))
-        record, content = self._find(key)
-        if record is not None and content is not None and self._clock() < record.fresh_until:
-            return content
+        if (held := self._find(key)) is not None and self._clock() < held.record.fresh_until:
+            return held.content
         while (flight := self._flights.get(key)) is not None and not flight.task.done():
             try:
                 return await self._wait(key, flight)
@@ -93,24 +98,24 @@ class UrlCache:
 
     async def _load(self, key: Key, url: str, modality: Modality) -> bytes:
         began = self._clock()  # the origin may have answered at once, and sent the body for long
-        record, held = self._find(key)
-        fetched = await self._fetch(url, None if record is None or held is None else record.validators)
+        held = self._find(key)
+        fetched = await self._fetch(url, None if held is None else held.record.validators)
         if fetched.content is None:
-            assert record is not None, "not modified, of which nothing was known"
-            assert held is not None
-            content, digest = held, record.digest
+            assert held is not None, "not modified, of which nothing was known"
+            content, digest = held.content, held.record.digest
         else:
             self.on_fetched(modality)
             content, digest = fetched.content, blake3(fetched.content).digest()
         self._keep(key, fetched, content, digest, began)
         return content
 
-    def _find(self, key: Key) -> tuple[_Record | None, bytes | None]:
+    def _find(self, key: Key) -> _Held | None:
         record = self._records.get(key)
         if record is None or self._bodies is None:
-            return None, None
+            return None
         self._records.move_to_end(key)
-        return record, self._bodies.get_and_update(record.digest)
+        content = self._bodies.get_and_update(record.digest)
+        return None if content is None else _Held(record, content)
 
     def _keep(self, key: Key, fetched: Fetched, content: bytes, digest: bytes, began: float) -> None:
         self._records.pop(key, None)
