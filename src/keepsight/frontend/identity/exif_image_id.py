@@ -25,16 +25,19 @@ def read_image_id(source: PictureSource, field: str) -> uuid.UUID | None:
 
 def _parse(value: object) -> uuid.UUID | None:
     """Return the UUID given as text, as 16 bytes or as a UUID (in a PIL image of this process), or None."""
-    if isinstance(value, uuid.UUID):
-        return _unless_nil(value)
     try:
-        if isinstance(value, bytes):
-            return _unless_nil(uuid.UUID(bytes=value) if len(value) == 16 else uuid.UUID(value.rstrip(b"\0").decode()))
-        return _unless_nil(uuid.UUID(value.rstrip("\0"))) if isinstance(value, str) else None
+        match value:
+            case uuid.UUID():
+                image_id = value
+            case bytes() if len(value) == 16:
+                image_id = uuid.UUID(bytes=value)
+            case bytes():
+                image_id = uuid.UUID(value.rstrip(b"\0").decode())
+            case str():
+                image_id = uuid.UUID(value.rstrip("\0"))
+            case _:
+                return None
     except ValueError:
         return None
-
-
-def _unless_nil(image_id: uuid.UUID) -> uuid.UUID | None:
-    """Return None for zeros, which are written by software that fills the field without knowing an identity."""
+    # Zeros are written by software that fills the field without knowing an identity.
     return image_id if image_id.int else None
