@@ -31,7 +31,8 @@ MAX_IN_FLIGHT_BYTES = 2**30
 # How many pieces (chunks, TLS records, packets) a body may come in: each takes time of the loop of all downloads.
 MAX_SMALL_PIECES = 4096
 BYTES_PER_FURTHER_PIECE = 256
-FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
+# An `ssl.SSLError` is an OSError.
+FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError)
 # Messages that replace the exceptions' own, which may contain addresses.
 WORDS: Mapping[type[Exception], str] = {
     httpcore.ConnectError: "its server could not be reached",

@@ -144,6 +144,3 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
             await self._guard.find_addresses(host, port),
             lambda address: self._backend.connect_tcp(address, port, seconds, local_address, socket_options),
         )
-
-    async def sleep(self, seconds: float) -> None:
-        await self._backend.sleep(seconds)
