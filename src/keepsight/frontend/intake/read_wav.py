@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.sound_samples import Mono, mix_down
+from keepsight.frontend.intake.sound_samples import Samples, mix_down
 
 MAX_CHUNKS = 1000
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
@@ -69,13 +69,15 @@ def read_wav_header(data: bytes, field: str) -> WavHeader:
     raise _refusal(field, "has no samples, or does not describe them first")
 
 
-def decode_wav(data: bytes, field: str) -> Mono:
+def decode_wav(data: bytes, field: str) -> Samples:
+    """Return the samples at the file's own rate."""
     format_, begin, num_samples = read_wav_header(data, field)
     kind = np.dtype(_KINDS[format_.kind, format_.bits])
     values = np.frombuffer(data, kind, num_samples * format_.bytes_at_once // kind.itemsize, begin)
     if format_.bits == 24:
         values = _widen(values)
-    return mix_down(values.reshape(num_samples, format_.num_channels).T)
+    mono = mix_down(values.reshape(num_samples, format_.num_channels).T)
+    return Samples(mono, format_.sampling_rate)
 
 
 def _was_left_open(data: bytes, begin: int, length: int) -> bool:

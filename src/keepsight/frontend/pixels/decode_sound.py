@@ -4,7 +4,7 @@ import numpy as np
 
 from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.intake.open_sound import decode_pieces
-from keepsight.frontend.intake.read_wav import decode_wav, is_wav, read_wav_header
+from keepsight.frontend.intake.read_wav import decode_wav, is_wav
 from keepsight.frontend.intake.sound_samples import Mono, Samples, SoundSource, check_values
 from keepsight.frontend.pixels.resample_sound import resample
 
@@ -25,7 +25,7 @@ def _decode(source: SoundSource, field: str, max_seconds: float) -> Samples:
     if isinstance(source, Samples):
         return source
     if is_wav(source):
-        return Samples(decode_wav(source, field), read_wav_header(source, field).format.sampling_rate)
+        return decode_wav(source, field)
     pieces, num_samples, rate = [np.empty(0, np.float32)], 0, 1
     for rate, piece in decode_pieces(source, field):
         pieces.append(piece)
