@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
@@ -39,9 +39,8 @@ class Made:
 
 
 class _Job(msgspec.Struct, frozen=True, tag=True):
-    # How messages name the source; and whether it may take minutes.
-    what: ClassVar[str] = "picture"
-    is_film: ClassVar[bool] = False
+    # How messages name the source.
+    what: ClassVar[Literal["picture", "film", "sound", "PDF"]] = "picture"
 
 
 class PictureJob(_Job, frozen=True):
@@ -81,8 +80,7 @@ class FilmJob(_Job, frozen=True):
     parts: dict[str, Moment]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
-    what: ClassVar[str] = "film"
-    is_film: ClassVar[bool] = True
+    what = "film"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -122,7 +120,7 @@ class SoundJob(_Job, frozen=True):
     # Samples in a second, as the model takes them; and in total.
     sampling_rate: int
     num_samples: int
-    what: ClassVar[str] = "sound"
+    what = "sound"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -203,8 +201,7 @@ class FilmLook(_Job, frozen=True):
     source: Any  # FilmSource
     field: str
     max_pixels: int = DEFAULT_MAX_PIXELS
-    what: ClassVar[str] = "film"
-    is_film: ClassVar[bool] = True
+    what = "film"
 
     def run(self) -> Geometry:
         return read_film(self.source, self.field, self.max_pixels)
@@ -219,7 +216,7 @@ class SoundLook(_Job, frozen=True):
     source: Any  # SoundSource
     field: str
     sampling_rate: int
-    what: ClassVar[str] = "sound"
+    what = "sound"
 
     def run(self) -> Geometry:
         return read_sound(self.source, self.field, self.sampling_rate)
@@ -233,7 +230,7 @@ class DocumentLook(_Job, frozen=True):
 
     source: bytes
     field: str
-    what: ClassVar[str] = "PDF"
+    what = "PDF"
 
     def run(self) -> Document:
         return read_document(self.source, self.field)

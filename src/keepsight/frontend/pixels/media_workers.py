@@ -147,7 +147,7 @@ class MediaWorkers:
 
     def _ask(self, job: Job) -> Any:
         """Return what the job's `run` returns, from a worker."""
-        free = self._for_films if job.is_film else self._for_pictures
+        free = self._for_films if job.what == "film" else self._for_pictures
         seat = free.get()
         try:
             answer = self._ask_in(seat, job)
