@@ -252,7 +252,7 @@ def _to_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
     if token_ids is None:
         return ()
     values = _to_tuple(name, token_ids, "a list of token ids")
-    _check_number(name, len(values))
+    _check_num_ids(name, len(values))
     if _are_all(int, values, _TOKEN_ID):
         return values
     return tuple(_TOKEN_ID.accept(f"{name}[{index}]", value) for index, value in enumerate(values))
@@ -265,10 +265,10 @@ def _are_all(type_: type, values: Collection[Any], accepted: _Range) -> bool:
     return accepted.low <= min(values) and max(values) <= accepted.high and all(map(math.isfinite, values))
 
 
-def _check_number(name: str, number: int) -> None:
-    """Check the count before looking at any value: there may be millions."""
-    if number > MAX_TOKEN_IDS:
-        raise InvalidArgumentError(name, f"must hold at most {MAX_TOKEN_IDS} token ids, not {number}")
+def _check_num_ids(name: str, num_ids: int) -> None:
+    """Check the number of token ids before looking at any: there may be millions."""
+    if num_ids > MAX_TOKEN_IDS:
+        raise InvalidArgumentError(name, f"must hold at most {MAX_TOKEN_IDS} token ids, not {num_ids}")
 
 
 def _to_tuple(name: str, values: object, expected: str) -> tuple[Any, ...]:
@@ -282,7 +282,7 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
         return None
     if not isinstance(bias, Mapping):
         _refuse("logit_bias", bias, "a mapping of token ids to biases")
-    _check_number("logit_bias", len(bias))
+    _check_num_ids("logit_bias", len(bias))
     if _are_all(int, bias, _TOKEN_ID) and _are_all(float, bias.values(), _BIAS):
         return dict(bias)
     read: dict[int, float] = {}

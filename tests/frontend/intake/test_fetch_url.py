@@ -334,7 +334,7 @@ def test_all_that_is_coming_at_once_has_a_limit_and_what_has_come_does_not_count
     first, second = server.serve("/first", begin), server.serve("/second", response(bytes(500)))
 
     async def run() -> None:
-        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context(), max_coming_bytes=1200)
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context(), max_in_flight_bytes=1200)
         for _ in range(3):
             assert (await fetcher.fetch(second)).content == bytes(500)
         slow = asyncio.create_task(fetcher.fetch(first))

@@ -66,11 +66,11 @@ class UrlFetcher:
         max_bytes: int,
         timeout_seconds: float,
         ssl_context: ssl.SSLContext | None = None,
-        max_coming_bytes: int = MAX_IN_FLIGHT_BYTES,
+        max_in_flight_bytes: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
         """The timeout is for a whole download: host lookup, connecting, redirects and all bytes."""
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
-        self._max_coming_bytes, self._num_in_flight_bytes = max_coming_bytes, 0
+        self._max_in_flight_bytes, self._num_in_flight_bytes = max_in_flight_bytes, 0
         self._connections = Connections(guard, ssl_context or _trust_authorities())
         if set_ := [name for name in PROXIES if os.environ.get(name)]:
             logger.warning("%s: pictures' URLs are asked for without a proxy", ", ".join(set_))
@@ -136,7 +136,7 @@ class UrlFetcher:
             raise UrlFault(MediaTooLargeError, f"has more than the {self._max_bytes} bytes that a picture may have")
 
     def _check_room(self) -> None:
-        if self._num_in_flight_bytes > self._max_coming_bytes:
+        if self._num_in_flight_bytes > self._max_in_flight_bytes:
             raise UrlFault(MediaBusyError, "was not downloaded: too much else is being downloaded; try again")
 
 
