@@ -325,12 +325,11 @@ class RequestPreparer:
         began = time.monotonic()
         strips = self._identifier.cut_prompt(source, field, (self.processor or NO_PROCESSOR).image)
         lengths = [strip.layout.num_tokens for strip in strips]
-        ends = list(itertools.accumulate(lengths))
-        spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
-        token_ids = (PLACEHOLDER,) * ends[-1]
-        self._limits.check_expanded(ExpandedPrompt(token_ids, ()), field, terms.max_counted_tokens)
+        spans = tuple(map(TokenSpan, itertools.accumulate(lengths, initial=0), lengths))
+        prompt = ExpandedPrompt((PLACEHOLDER,) * sum(lengths), spans)
+        self._limits.check_expanded(prompt, field, terms.max_counted_tokens)
         named = self._identifier.name(strips, terms.cache_salt)
-        request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
+        request = self._finish(prompt, named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
 
     def _prepare(
