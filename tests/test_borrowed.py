@@ -44,7 +44,7 @@ def test_a_model_is_borrowed_if_not_implemented_or_if_requested(
 
 
 def test_a_config_without_an_architecture_is_not_borrowed(tmp_path: Path) -> None:
-    assert not is_borrowed(with_architectures(tmp_path))
+    assert not is_borrowed(with_architectures(tmp_path), "auto")
 
 
 @pytest.mark.parametrize(

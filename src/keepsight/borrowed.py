@@ -30,7 +30,7 @@ OWN_ARCHITECTURES = (
 )
 
 
-def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
+def is_borrowed(directory: Path, model_impl: str) -> bool:
     """Return whether transformers runs the checkpoint. `model_impl` is vLLM's; "auto": ours where there is one."""
     if model_impl != "auto":
         return model_impl == "transformers"
@@ -39,7 +39,7 @@ def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
     return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
 
 
-def name_library(directory: Path, model_impl: str = "auto") -> str:
+def name_library(directory: Path, model_impl: str) -> str:
     """Return the library, with its version, whose modules run the checkpoint; "" if it is ours."""
     return f"transformers {_find_version(directory)}" if is_borrowed(directory, model_impl) else ""
 

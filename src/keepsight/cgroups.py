@@ -6,7 +6,7 @@ from pathlib import Path
 CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
-def list_cgroups(controller: str, root: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> Iterator[Path]:
+def list_cgroups(controller: str, root: Path, own_cgroups: Path) -> Iterator[Path]:
     """Yield the cgroup folders as far as they are visible: a container sees only its own, as the root.
 
     In v1 each controller has its own folders; in v2 all share one.

@@ -161,10 +161,10 @@ def test_a_prompt_without_tokens_or_of_another_width_is_refused(rows: Any) -> No
 def test_the_text_of_a_request_is_base64_or_a_data_url() -> None:
     text = base64.b64encode(NPY).decode()
     for source in (text, f"data:application/octet-stream;base64,{text}", NPY, bytearray(NPY)):
-        assert fetch_embeds(source, FIELD) == NPY
+        assert fetch_embeds(source, FIELD, 10_000) == NPY
     for wrong in ("https://example.org/a.npy", "file:///etc/hostname", text[:-1], "é"):
         with pytest.raises(UnreadablePictureError, match="not base64") as caught:
-            fetch_embeds(wrong, FIELD)
+            fetch_embeds(wrong, FIELD, 10_000)
         assert caught.value.field == FIELD
     with pytest.raises(MediaTooLargeError, match="more than the 200 bytes"):
         fetch_embeds(text, FIELD, 200)

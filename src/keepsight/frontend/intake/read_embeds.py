@@ -44,7 +44,7 @@ class Embeds:
     values: Values  # [tokens, hidden]
 
 
-def fetch_embeds(source: object, field: str, max_bytes: int | None = None) -> object:
+def fetch_embeds(source: object, field: str, max_bytes: int) -> object:
     """Return the bytes of a file that was sent as text, unless they are too many; other objects are returned as is."""
     if isinstance(source, str):
         if source[:5].lower() == "data:":
