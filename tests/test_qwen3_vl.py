@@ -91,7 +91,7 @@ def test_an_answer_about_a_film_equals_the_reference_s(llm: LLM, checkpoint: tup
 def test_a_gif_of_several_frames_is_a_film(llm: LLM, num_frames: int, kind: str) -> None:
     gif = sample_films.film("gif", "gif", num_frames)
     [named] = llm.preparer.name_media(PicturePart(gif, "body"), None)
-    assert named.picture.kind == kind
+    assert named.picture.layout.kind == kind
 
 
 def test_films_and_pictures_of_a_written_prompt_replace_their_markers(llm: LLM) -> None:

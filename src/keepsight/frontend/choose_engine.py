@@ -7,7 +7,7 @@ requests in flight are exactly those noted as sent and not yet as ended.
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -120,14 +120,8 @@ def choose_engine(
 
 def _list_able(engines: Collection[Engine], unmakeable: Collection[str]) -> Collection[Engine]:
     """Return the engines that hold all these media; if none does, those that expect to; if none does either, all."""
-    beliefs: tuple[Callable[[Engine, str], bool], ...] = (
-        lambda engine, media_hash: engine.hints.is_held(media_hash),
-        lambda engine, media_hash: engine.holds(media_hash),
-    )
-    for has in beliefs:
-        if able := [engine for engine in engines if all(has(engine, each) for each in unmakeable)]:
-            return able
-    return engines
+    holding = [engine for engine in engines if all(map(engine.hints.is_held, unmakeable))]
+    return holding or [engine for engine in engines if all(map(engine.holds, unmakeable))] or engines
 
 
 def _affinity(name: str, cache_salt: str | None, rank: int) -> bytes:

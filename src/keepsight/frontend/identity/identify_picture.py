@@ -91,10 +91,6 @@ class Picture:
     # Its uuid was not known before this request, and is forgotten if the request fails before its pixels are made.
     introduced_uuid: bool = False
 
-    @property
-    def kind(self) -> Kind:
-        return self.layout.kind
-
 
 @dataclass(frozen=True, slots=True)
 class NamedPicture:
