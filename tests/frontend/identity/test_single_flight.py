@@ -63,6 +63,8 @@ def test_concurrent_and_later_calls_share_one_computation(waiting: threading.Sem
     assert ask_at_once(looks, waiting, look) == [LENGTH] * 4
     assert looks.get_or_compute("a sound", "last", look) == LENGTH
     assert looked == [1]
+    assert looks.knows("a sound")
+    assert not looks.knows("another")
     looks.get_or_compute("another", "last", look)
     assert looked == [1, 1]
 

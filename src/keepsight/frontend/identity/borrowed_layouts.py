@@ -3,8 +3,6 @@
 Knows sizes, not pictures.  Invariant: a caller whose size is known never waits for another.
 """
 
-import threading
-
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import PictureTooLargeError
 from keepsight.frontend.identity.single_flight import SingleFlight
@@ -22,12 +20,12 @@ class BorrowedLayouts:
     """May be used from several threads."""
 
     def __init__(self, processor: BorrowedProcessor, lay_out: LayOutBorrowed) -> None:
-        self._processor, self._lay_out, self._lock = processor, lay_out, threading.Lock()
-        self._cache = LruCache[Geometry, PictureLayout](MAX_BYTES, _count_bytes)
-        self._looks = SingleFlight[Geometry, PictureLayout](self._recall, self._learn)
+        self._processor, self._lay_out = processor, lay_out
+        kept = LruCache[Geometry, PictureLayout](MAX_BYTES, _count_bytes)
+        self._looks = SingleFlight(kept.get_and_update, kept.put_if_fits)
 
     def knows(self, geometry: Geometry) -> bool:
-        return self._recall(geometry) is not None
+        return self._looks.knows(geometry)
 
     def of(self, geometry: Geometry, field: str) -> PictureLayout:
         """Return the layout; raise PictureError if the processor refuses this size, or its output is too large."""
@@ -41,14 +39,6 @@ class BorrowedLayouts:
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels takes {layout.num_bytes} bytes"
             raise PictureTooLargeError(field, f"{of_size} in this model; at most {MAX_PIXEL_BYTES} are allowed")
         return layout
-
-    def _recall(self, geometry: Geometry) -> PictureLayout | None:
-        with self._lock:
-            return self._cache.get_and_update(geometry)
-
-    def _learn(self, geometry: Geometry, layout: PictureLayout) -> None:
-        with self._lock:
-            self._cache.put_if_fits(geometry, layout)
 
 
 def _count_bytes(layout: PictureLayout) -> int:

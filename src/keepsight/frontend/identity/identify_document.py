@@ -4,7 +4,6 @@ A page's name follows from the document's content and the version of the rendere
 neither opened nor drawn.
 """
 
-import threading
 from collections.abc import Iterator
 from functools import cache, partial
 from importlib import metadata
@@ -27,9 +26,8 @@ class DocumentIdentifier:
 
     def __init__(self, algorithm: str, read: ReadDocument) -> None:
         self._algorithm, self._read = algorithm, read
-        self._lock = threading.Lock()
-        self._known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
-        self._looks = SingleFlight(self._recall, self._learn)
+        known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
+        self._looks = SingleFlight(known.get_and_update, known.put_if_fits)
 
     def pages_of(self, part: PicturePart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
         """Yield each page as a picture, and the text on it.  `part` has been fetched."""
@@ -41,14 +39,6 @@ class DocumentIdentifier:
         pages = self._looks.get_or_compute(shown_as, field, partial(self._read, content, field))
         for number, page in enumerate(pages):
             yield PicturePart(PageSource(content, name, number, page.geometry), field), page.text
-
-    def _recall(self, name: str) -> Document | None:
-        with self._lock:
-            return self._known.get_and_update(name)
-
-    def _learn(self, name: str, pages: Document) -> None:
-        with self._lock:
-            self._known.put_if_fits(name, pages)
 
 
 @cache

@@ -17,9 +17,13 @@ V = TypeVar("V")
 
 class SingleFlight(Generic[K, V]):
     def __init__(self, recall: Callable[[K], V | None], learn: Callable[[K, V], object]) -> None:
-        """`recall` and `learn` access what is known already; both may be called from several threads."""
+        """`recall` and `learn` access what is known already; their calls never overlap."""
         self._recall, self._learn, self._lock = recall, learn, threading.Lock()
         self._running: dict[K, Future[V]] = {}
+
+    def knows(self, key: K) -> bool:
+        with self._lock:
+            return self._recall(key) is not None
 
     def get_or_compute(self, key: K, field: str, look: Callable[[], V]) -> V:
         """Return the known value, or look once for all waiting callers.  `field` is the caller's name for it."""
@@ -33,7 +37,8 @@ class SingleFlight(Generic[K, V]):
     def _look(self, key: K, own: Future[V], look: Callable[[], V]) -> V:
         try:
             found = look()
-            self._learn(key, found)
+            with self._lock:
+                self._learn(key, found)
             own.set_result(found)
             return found
         except BaseException as error:
