@@ -16,7 +16,9 @@ from keepsight.frontend.intake.open_picture import translating_parser_errors
 from keepsight.media import MAX_PIXELS
 
 if TYPE_CHECKING:
+    from av.audio.stream import AudioStream
     from av.container import InputContainer
+    from av.video.stream import VideoStream
 
 # The extra of our package that installs PyAV, by kind.
 _EXTRAS = {"film": "video", "sound": "audio"}
@@ -51,6 +53,17 @@ def find_shared_format(data: bytes) -> str | None:
     if data[4:8] in _MOV_BOXES:
         return "mov"
     return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
+
+
+def prepare_decoder(stream: "AudioStream | VideoStream", decoders: Sequence[str], field: str, kind: str) -> None:
+    """Refuse a stream in any other codec, and keep its decoder to one thread.
+
+    A media worker has one core, and threads would hold many frames in memory at once.
+    """
+    codec = stream.codec_context.name if stream.codec_context else "unknown"
+    if codec not in decoders:
+        raise UnsupportedPictureError(field, f"a {kind} in {codec}; these are read: {', '.join(decoders)}")
+    stream.codec_context.thread_count = 1
 
 
 def _import_av(field: str, kind: str) -> ModuleType:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_container import find_shared_format, open_container
+from keepsight.frontend.intake.open_container import find_shared_format, open_container, prepare_decoder
 from keepsight.frontend.intake.open_picture import HEIC_BRANDS, brand_of
 from keepsight.media import MAX_PIXELS
 
@@ -76,12 +76,8 @@ def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "
     stream = next((each for each in container.streams.video if not each.disposition & Disposition.attached_pic), None)
     if stream is None:
         raise UnreadablePictureError(field, "a film without a video stream")
-    codec = stream.codec_context.name if stream.codec_context else "unknown"
-    if codec not in DECODERS:
-        raise UnsupportedPictureError(field, f"a film in {codec}; these are read: {', '.join(DECODERS)}")
+    prepare_decoder(stream, DECODERS, field, "film")
     check_frame_size(stream.width, stream.height, field, max_pixels)
-    # A media worker has one core, and threads would hold many frames in memory at once.
-    stream.codec_context.thread_count = 1
     stream.codec_context.options = {"max_pixels": str(_decoder_pixel_limit(stream, max_pixels))}
     return stream
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_container import find_shared_format, open_container
+from keepsight.frontend.intake.open_container import find_shared_format, open_container, prepare_decoder
 from keepsight.frontend.intake.open_film import BRANDS_OF_SOUNDS
 from keepsight.frontend.intake.open_picture import brand_of
 from keepsight.frontend.intake.read_wav import is_wav
@@ -96,10 +96,7 @@ def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
     stream = next(iter(container.streams.audio), None)
     if stream is None:
         raise UnreadablePictureError(field, "a file without sound")
-    codec = stream.codec_context.name if stream.codec_context else "unknown"
-    if codec not in DECODERS:
-        raise UnsupportedPictureError(field, f"a sound in {codec}; these are read: {', '.join(DECODERS)}")
-    stream.codec_context.thread_count = 1
+    prepare_decoder(stream, DECODERS, field, "sound")
     return stream
 
 
