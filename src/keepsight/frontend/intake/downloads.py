@@ -43,7 +43,7 @@ class Downloads:
 
     def close(self) -> None:
         """Cancel all running downloads and end the thread."""
-        self._thread.close(self._end)
+        self._thread.close()
 
     async def _fetch_in_time(self, parts: Mapping[str, PicturePart], cache_salt: str | None) -> dict[str, bytes]:
         request = _RequestDownloads(self.cache, cache_salt, self._limits.count_bytes())
@@ -63,12 +63,6 @@ class Downloads:
 
     async def _fetch(self, url: str, known: Validators | None) -> Fetched:
         return await self._fetcher.fetch(url, known)
-
-    async def _end(self) -> None:
-        running = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in running:
-            task.cancel()
-        await asyncio.gather(*running, return_exceptions=True)
 
 
 class _RequestDownloads:
@@ -115,13 +109,13 @@ class _LoopThread:
                 self._loop = self._begin()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run `last` in the thread and wait until the thread has ended; does neither if it never started."""
+    def close(self) -> None:
+        """Cancel all that runs in the thread, and wait until it has ended; does neither if it never started."""
         with self._lock:
             self._is_closed = True
             loop, self._loop = self._loop, None
         if loop is not None:
-            asyncio.run_coroutine_threadsafe(last(), loop).result()
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result()
             self._stop()
 
     def _begin(self) -> asyncio.AbstractEventLoop:
@@ -133,6 +127,13 @@ class _LoopThread:
         # At interpreter exit the newest finalizers run first, so `close` may be called after this one would have run.
         self._stop.atexit = False
         return loop
+
+
+async def _cancel_others() -> None:
+    running = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
 
 
 def _run(loop: asyncio.AbstractEventLoop) -> None:

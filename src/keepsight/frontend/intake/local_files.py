@@ -23,10 +23,10 @@ class LocalFiles:
         if self._folder is None:
             raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path is not set")
         try:
-            path = self._find(_path_of(url, field), self._folder, field)
+            path = _find(_path_of(url, field), self._folder, field)
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
                 opened = os.fstat(file.fileno())
-                self._check(path, opened, field)
+                _check_opened(path, opened, field)
                 self._check_size(opened.st_size, field)
                 budget.check_room(opened.st_size, field)
                 # It may have grown since.
@@ -35,20 +35,6 @@ class LocalFiles:
                 return content
         except (OSError, RuntimeError, ValueError) as error:  # symlink loops; characters that no path may have
             raise MediaFetchError(field, f"the file could not be read: {_reason(error)}") from error
-
-    def _find(self, path: str, folder: Path, field: str) -> Path:
-        found = Path(path).resolve()
-        if not found.is_relative_to(folder):
-            # The same message whether the file exists or not.
-            raise MediaRefusedError(field, "the file is outside the folder that pictures may come from")
-        return found
-
-    def _check(self, path: Path, opened: os.stat_result, field: str) -> None:
-        if not stat.S_ISREG(opened.st_mode):
-            raise MediaRefusedError(field, "is not a regular file")
-        # A folder on the path may have been replaced by a link after the check.
-        if path.resolve() != path or not os.path.samestat(opened, path.stat()):
-            raise MediaRefusedError(field, "the file was replaced while it was being opened")
 
     def _check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self._max_bytes:
@@ -63,6 +49,23 @@ def _path_of(url: str, field: str) -> str:
     if parts.query or parts.fragment:
         raise MediaRefusedError(field, "in a file: URL '?' and '#' must be percent-encoded")
     return unquote(parts.path, errors="strict")
+
+
+def _find(path: str, folder: Path, field: str) -> Path:
+    found = Path(path).resolve()
+    if not found.is_relative_to(folder):
+        # The same message whether the file exists or not.
+        raise MediaRefusedError(field, "the file is outside the folder that pictures may come from")
+    return found
+
+
+def _check_opened(path: Path, opened: os.stat_result, field: str) -> None:
+    """Check that a regular file was opened, the one that `path` was found to be."""
+    if not stat.S_ISREG(opened.st_mode):
+        raise MediaRefusedError(field, "is not a regular file")
+    # A folder on the path may have been replaced by a link after the check.
+    if path.resolve() != path or not os.path.samestat(opened, path.stat()):
+        raise MediaRefusedError(field, "the file was replaced while it was being opened")
 
 
 def _reason(error: Exception) -> str:
