@@ -28,22 +28,6 @@ OWN_ARCHITECTURES = (
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
 )
-
-
-def is_borrowed(directory: Path, model_impl: str) -> bool:
-    """Return whether transformers runs the checkpoint. `model_impl` is vLLM's; "auto": ours where there is one."""
-    if model_impl != "auto":
-        return model_impl == "transformers"
-    architectures = JsonFields.read(directory / "config.json").strings("architectures")
-    # A checkpoint that names no architecture counts as not borrowed; loading it reports the error.
-    return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
-
-
-def name_library(directory: Path, model_impl: str) -> str:
-    """Return the library, with its version, whose modules run the checkpoint; "" if it is ours."""
-    return f"transformers {_find_version(directory)}" if is_borrowed(directory, model_impl) else ""
-
-
 # The files that determine how a picture is prepared, and its tokens.
 PROCESSOR_FILES = (
     "processor_config.json",
@@ -59,6 +43,20 @@ PROCESSOR_FILES = (
 MAX_TOKENS_OF_BORROWED = 16_384
 # Most tokens that a processor writes for a picture besides those of its embeddings, if it limits these.
 MAX_TOKENS_AROUND = 16
+
+
+def is_borrowed(directory: Path, model_impl: str) -> bool:
+    """Return whether transformers runs the checkpoint. `model_impl` is vLLM's; "auto": ours where there is one."""
+    if model_impl != "auto":
+        return model_impl == "transformers"
+    architectures = JsonFields.read(directory / "config.json").strings("architectures")
+    # A checkpoint that names no architecture counts as not borrowed; loading it reports the error.
+    return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
+
+
+def name_library(directory: Path, model_impl: str) -> str:
+    """Return the library, with its version, whose modules run the checkpoint; "" if it is ours."""
+    return f"transformers {_find_version(directory)}" if is_borrowed(directory, model_impl) else ""
 
 
 @dataclass(frozen=True, slots=True)
