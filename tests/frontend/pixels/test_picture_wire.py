@@ -359,7 +359,7 @@ def test_whatever_comes_it_is_pixels_of_the_right_shape_or_an_error_or_none(sent
         received = answer_to(JOB, lambda connection: connection.sendall(sent))
     except (ConnectionError, msgspec.MsgspecError):
         return
-    if isinstance(received, dict):
-        assert [pixels.shape for pixels in received.values()] == [(2, 3, 3)] * 2
+    if isinstance(received, Made):
+        assert [pixels.shape for pixels in received.pixels.values()] == [(2, 3, 3)] * 2
     else:
         assert isinstance(received, Exception)
