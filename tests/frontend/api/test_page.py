@@ -30,7 +30,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PATIENCE_MS = 20_000
 # For both pages together.
-MAX_PAGE_BYTES = 45_000
+MAX_PAGE_BYTES = 46_000
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -232,13 +232,28 @@ def test_a_pdf_is_shown_by_its_name_and_sent_with_it(page: Page) -> None:
     assert part == {"type": "file", "file": {"file_data": url, "filename": "report.pdf"}}
 
 
-def test_an_unreadable_file_does_not_hide_the_others(page: Page) -> None:
+def hold_back_reading(page: Page) -> None:
+    """Make the page read no file until the test calls `goOn`, once for each."""
     page.evaluate("""() => {
         const read = FileReader.prototype.readAsDataURL;
-        FileReader.prototype.readAsDataURL = function (file) {
-            file.name === "1.png" ? setTimeout(() => this.onerror()) : read.call(this, file);
-        };
+        FileReader.prototype.readAsDataURL = function (file) { window.goOn = () => read.call(this, file); };
     }""")
+
+
+def make_unreadable(page: Page, name: str) -> None:
+    page.evaluate(
+        """(name) => {
+        const read = FileReader.prototype.readAsDataURL;
+        FileReader.prototype.readAsDataURL = function (file) {
+            file.name === name ? setTimeout(() => this.onerror()) : read.call(this, file);
+        };
+    }""",
+        name,
+    )
+
+
+def test_an_unreadable_file_does_not_hide_the_others(page: Page) -> None:
+    make_unreadable(page, "1.png")
     give_files(page, draw(1), draw(2), draw(3))
     expect(waiting_pictures(page)).to_have_count(2)
     expect(page.get_by_role("alert")).to_have_text("1.png cannot be read.")
@@ -246,15 +261,94 @@ def test_an_unreadable_file_does_not_hide_the_others(page: Page) -> None:
 
 def test_a_file_still_being_read_stays_while_others_are_removed(page: Page) -> None:
     attach(page, draw(1))
-    page.evaluate("""() => {
-        const read = FileReader.prototype.readAsDataURL;
-        FileReader.prototype.readAsDataURL = function (file) { window.goOn = () => read.call(this, file); };
-    }""")
+    hold_back_reading(page)
     give_files(page, draw(2))
     page.get_by_role("button", name="Remove 0.png").click()
     expect(waiting_pictures(page)).to_have_count(0)
     page.evaluate("goOn()")
     expect(waiting_pictures(page)).to_have_attribute("src", draw(2).data_url)
+
+
+def test_a_question_waits_for_the_files_that_are_being_read(page: Page) -> None:
+    drawings, waiting = [draw(1), draw(2)], page.get_by_role("list", name="Attached to the next message")
+    hold_back_reading(page)
+    give_files(page, *drawings)
+    expect(waiting).to_contain_text("2 being read")
+    send(page, "List the pictures.")
+    page.evaluate("goOn()")
+    expect(waiting).to_contain_text("1 being read")
+    expect(waiting_pictures(page)).to_have_count(1)
+    assert page.locator("#talk li").count() == 0
+    with page.expect_request("**/chat/completions") as asked:
+        page.evaluate("goOn()")
+    *pictures, question = messages_of(asked.value)[0]["content"]
+    assert [each["image_url"]["url"] for each in pictures] == [each.data_url for each in drawings]
+    assert question["text"] == "List the pictures."
+    expect(waiting_pictures(page)).to_have_count(0)
+
+
+def test_a_question_about_a_file_that_cannot_be_read_stays_in_the_form(page: Page) -> None:
+    hold_back_reading(page)
+    make_unreadable(page, "1.png")
+    give_files(page, draw(1), draw(2))
+    send(page, "List the pictures.")
+    page.evaluate("goOn()")
+    expect(page.get_by_role("alert")).to_have_text("1.png cannot be read.")
+    expect(page.get_by_role("list", name="Attached to the next message")).not_to_contain_text("being read")
+    expect(waiting_pictures(page)).to_have_count(1)
+    expect(message(page)).to_have_value("List the pictures.")
+
+
+def test_escape_keeps_a_question_that_waits_for_its_files(page: Page) -> None:
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    send(page, "What is in this picture?")
+    page.keyboard.press("Escape")
+    page.evaluate("goOn()")
+    expect(waiting_pictures(page)).to_have_count(1)
+    expect(message(page)).to_have_value("What is in this picture?")
+
+
+def test_a_double_click_sends_once_and_stops_nothing(page: Page) -> None:
+    message(page).fill("Hello")
+    page.get_by_role("button", name="Send").dblclick()
+    expect(answer(page)).to_contain_text("Hello!")
+    expect(answer(page)).to_contain_text("prompt tokens cached")
+    expect(page.locator("#talk li")).to_have_count(2)
+    expect(message(page)).to_have_value("")
+
+
+def test_the_enter_that_ends_a_composition_in_safari_sends_nothing(page: Page) -> None:
+    message(page).fill("\u306b\u307b\u3093")
+    enter = {"key": "Enter", "keyCode": 229, "bubbles": True, "cancelable": True}
+    page.evaluate("(enter) => text.dispatchEvent(new KeyboardEvent('keydown', enter))", enter)
+    assert page.locator("#talk li").count() == 0
+    message(page).press("Enter")
+    expect(page.locator("#talk li")).to_have_count(2)
+
+
+def test_text_that_is_copied_with_a_picture_of_it_is_pasted_as_text(page: Page) -> None:
+    prevented = page.evaluate("""() => {
+        const clipboardData = new DataTransfer();
+        clipboardData.setData("text/plain", "A1\\tB1");
+        clipboardData.setData("text/html", "<table><tr><td>A1<td>B1</table>");
+        clipboardData.items.add(new File(["x"], "image.png", { type: "image/png" }));
+        const paste = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData });
+        text.dispatchEvent(paste);
+        return paste.defaultPrevented;
+    }""")
+    assert not prevented
+    expect(waiting_pictures(page)).to_have_count(0)
+
+
+def test_a_refusal_names_the_file_that_it_is_about(page: Page) -> None:
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("prompt tokens cached")
+    give_files(page, draw(1))
+    give(page, "drop", "holiday.png", "image/png", b"\x89PNG but not really")
+    expect(waiting_pictures(page)).to_have_count(2)
+    send(page, "What is in these pictures?")
+    expect(page.get_by_role("alert")).to_contain_text("holiday.png: messages[2].content[1].image_url")
 
 
 def test_an_answer_is_streamed_and_can_be_stopped(page: Page) -> None:
@@ -431,9 +525,36 @@ def test_a_key_that_cannot_be_sent_in_a_header_is_rejected(page: Page) -> None:
 
 def test_a_new_chat_begins_empty(page: Page) -> None:
     send(page, "Hello")
-    expect(answer(page)).to_contain_text("Hello!")
+    expect(answer(page)).to_contain_text("prompt tokens cached")
     page.get_by_role("button", name="New chat").click()
     expect(answer(page)).to_have_count(0)
+    expect(message(page)).to_be_focused()
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, "Hello again")
+    assert len(messages_of(asked.value)) == 1
+
+
+def test_a_new_chat_ends_the_answer_and_forgets_what_was_to_be_sent(page: Page) -> None:
+    page.route("**/chat/completions", lambda route: None)  # never answered
+    send(page, "Hello")
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    message(page).fill("And this?")
+    page.get_by_role("button", name="New chat").click()
+    page.evaluate("goOn()")
+    expect(page.get_by_role("list", name="Attached to the next message")).to_be_hidden()
+    expect(page.get_by_text("Drop, paste or choose a picture")).to_be_visible()
+    expect(page.locator("#talk li")).to_have_count(0)
+    expect(message(page)).to_have_value("")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+
+
+def test_a_new_chat_needs_no_server(page: Page) -> None:
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("prompt tokens cached")
+    page.context.set_offline(True)
+    page.get_by_role("button", name="New chat").click()
+    expect(page.locator("#talk li")).to_have_count(0)
     expect(message(page)).to_be_focused()
 
 

@@ -8,7 +8,9 @@ const [talk, form, text, send, error, keyForm] = ["talk", "ask-form", "text", "s
 
 let model = null; // as the server calls it
 let messages = []; // in OpenAI's form
-let attached = []; // to the next message: {name, kind, url}
+let attached = []; // to the next message: {name, kind, url}, and the item that shows it
+let numUnread = 0; // files that are still being read
+let isAwaited = false; // whether the question goes once they are read
 let running = null; // the AbortController of the answer under way
 
 // ---- the server
@@ -22,12 +24,14 @@ async function call(path, options = {}) {
   const response = await fetch(`v1/${path}`, { ...options, headers });
   if (response.ok) return response;
   if (response.status === 401) askForKey();
-  throw new Refused(await readRefusal(response));
+  throw await readRefusal(response);
 }
 
 async function readRefusal(response) {
   const body = await response.json().catch(() => null); // something in between may have answered
-  return body?.error?.message ?? `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+  const { message, param } = body?.error ?? {};
+  const status = `The server answered ${response.status} ${response.statusText}`.trim() + ".";
+  return Object.assign(new Refused(message ?? status), { param });
 }
 
 async function findModel(signal) {
@@ -57,6 +61,7 @@ async function* events(response) {
 async function ask(question, shown) {
   const answer = add("assistant");
   const timing = { started: performance.now() };
+  const chat = messages;
   running = new AbortController();
   send.textContent = "Stop";
   answer.item.setAttribute("aria-busy", "true");
@@ -64,7 +69,7 @@ async function ask(question, shown) {
     await listen(question, answer.text, timing);
   } catch (failure) {
     if (!running.signal.aborted) {
-      showFailure(failure);
+      showFailure(failure, findCulprit(failure, shown.attached));
       model = null; // the server may be another by now
     }
     timing.isBroken = true;
@@ -72,6 +77,7 @@ async function ask(question, shown) {
   running = null;
   send.textContent = "Send";
   answer.item.setAttribute("aria-busy", "false");
+  if (chat !== messages) return; // a new chat has begun
   const said = answer.text.textContent;
   if (!said && timing.isBroken) return takeBack(shown, answer);
   messages.push(question, { role: "assistant", content: said });
@@ -142,8 +148,15 @@ function addThought(place) {
   return thought;
 }
 
-function showFailure(failure) {
-  error.textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
+// The API names a file by its place in the conversation.
+function findCulprit({ param }, sent) {
+  const [, turn, part] = /^messages\[(\d+)\]\.content\[(\d+)\]/.exec(param) ?? [];
+  return Number(turn) === messages.length ? sent[part] : undefined;
+}
+
+function showFailure(failure, file) {
+  const reason = failure instanceof Refused ? failure.message : "The server cannot be reached.";
+  error.textContent = file ? `${file.name}: ${reason}` : reason;
   if (!(failure instanceof Refused)) console.warn(failure);
   error.hidden = false;
 }
@@ -157,7 +170,9 @@ function show({ name, kind, url }) {
 }
 
 function showAttached() {
-  at("attached").replaceChildren(...attached.map(showRemovable));
+  at("attached").replaceChildren(...attached.map((each) => (each.item ??= showRemovable(each))));
+  const textContent = `${numUnread} being read`;
+  if (numUnread) at("attached").append(Object.assign(document.createElement("li"), { textContent }));
 }
 
 function showRemovable(shown) {
@@ -181,17 +196,24 @@ function askForKey() {
 // ---- what is done
 
 async function attach(files) {
+  const chat = messages;
   error.hidden = true;
-  for (const file of files)
+  numUnread += files.length;
+  showAttached();
+  for (const file of files) {
     try {
       const kind = kindOf(file);
-      const url = await readAsDataUrl(file); // meanwhile others may be sent or removed
-      attached.push({ name: file.name, kind, url });
+      const url = await readAsDataUrl(file); // meanwhile others may be removed, or a new chat begun
+      if (chat === messages) attached.push({ name: file.name, kind, url });
     } catch (failure) {
       showFailure(failure);
+      isAwaited = false; // the question was about this file, too
     }
-  showAttached();
+    numUnread--;
+    showAttached();
+  }
   text.focus();
+  if (isAwaited && !numUnread) form.requestSubmit();
 }
 
 function kindOf(file) {
@@ -218,6 +240,8 @@ async function readAsDataUrl(file) {
 form.onsubmit = (event) => {
   event.preventDefault();
   if (running) return running.abort();
+  isAwaited = numUnread > 0;
+  if (isAwaited) return;
   const typed = text.value.trim();
   if (!typed && !attached.length) return;
   const parts = attached.map(write);
@@ -234,6 +258,11 @@ form.onsubmit = (event) => {
   ask({ role: "user", content: parts }, shown);
 };
 
+// The second click of a double one would stop the answer, or send once more what the first one stopped.
+send.onclick = (event) => {
+  if (event.detail > 1) event.preventDefault();
+};
+
 keyForm.onsubmit = (event) => {
   event.preventDefault();
   sessionStorage.setItem("key", at("key").value);
@@ -243,7 +272,17 @@ keyForm.onsubmit = (event) => {
   text.focus();
 };
 
-at("anew").onclick = () => location.reload();
+at("anew").onclick = () => {
+  running?.abort();
+  [messages, attached, isAwaited] = [[], [], false];
+  talk.firstElementChild.replaceChildren();
+  at("hint").hidden = false;
+  error.hidden = true;
+  text.value = "";
+  fit();
+  showAttached();
+  text.focus();
+};
 at("files").onchange = ({ target }) => attach([...target.files]).then(() => (target.value = ""));
 
 const fit = () => {
@@ -252,19 +291,23 @@ const fit = () => {
 };
 text.oninput = fit;
 text.onkeydown = (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  // Safari reports the Enter that ends a composition after its end, with this code.
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
   if (!running) form.requestSubmit();
 };
 document.onkeydown = ({ key }) => {
-  if (key === "Escape") running?.abort();
+  if (key !== "Escape") return;
+  isAwaited = false;
+  running?.abort();
 };
 
 document.onpaste = (event) => {
-  const files = [...event.clipboardData.files];
-  if (!files.length) return;
+  const { files, types } = event.clipboardData;
+  // With both kinds of text, as of a spreadsheet's cells, a file is only a picture of them.
+  if (!files.length || (types.includes("text/plain") && types.includes("text/html"))) return;
   event.preventDefault();
-  attach(files);
+  attach([...files]);
 };
 const drag = (isOver) => (event) => {
   if (!event.dataTransfer.types.includes("Files")) return; // text is the browser's own matter
