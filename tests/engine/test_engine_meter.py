@@ -50,6 +50,7 @@ from keepsight.requests import (
     ResetCaches,
     TokenOutput,
 )
+from keepsight.scheduling.request_state import Begun, Origin
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import EncodeTime, Slice, StepPlan, StepResult
 from keepsight.testing import FakeRunner, pixels_like
@@ -296,6 +297,7 @@ def test_embeddings_from_a_tier_are_reported_with_its_name() -> None:
 @pytest.mark.parametrize(
     ("names", "found_in", "asked"),
     [
+        (("host", "disk"), "device", set()),
         (("host", "disk", "remote"), "host", {"host"}),
         (("host", "disk", "remote"), "remote", {"host", "disk", "remote"}),
         (("host", "remote"), "remote", {"host", "remote"}),
@@ -303,15 +305,42 @@ def test_embeddings_from_a_tier_are_reported_with_its_name() -> None:
         (("host", "disk"), None, {"host", "disk"}),
     ],
 )
-def test_a_load_is_a_query_of_each_tier_there_is_as_far_as_it_goes(
+def test_a_lookup_is_a_query_of_the_device_and_of_each_tier_there_is_as_far_as_it_goes(
     names: tuple[str, ...], found_in: str | None, asked: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiers = in_host_memory()
-    monkeypatch.setattr(tiers, "_tier_names", names)
+    monkeypatch.setattr(tiers, "names", names)
     engine = Engine(tiers=tiers)
-    engine.meter.note_tier_queries("x", found_in)
+    origin: Origin = "made" if found_in is None else "device" if found_in == "device" else "tier"
+    engine.meter._count_lookup(Begun(make_request("a", "x"), {0: origin}, (0,), ("x",)), 0, found_in)
     tiers.close()
-    assert {name for name, slots in ENCODER.items() if engine.counted(slots.queries) == [1]} == asked
+    assert {name for name, slots in ENCODER.items() if engine.counted(slots.queries) == [1]} == {"device", *asked}
+    assert {name for name, slots in ENCODER.items() if engine.counted(slots.hits) == [1]} == {found_in} - {None}
+
+
+def test_a_lookup_counts_once_for_its_request_even_if_preemption_makes_it_look_again() -> None:
+    tiers = in_host_memory()
+    engine = Engine(tiers=tiers, num_blocks=12, num_pictures=1, caches_prefixes=False)
+    for picture in "xyz":  # each is new, and is loaded again after a preemption
+        engine.inbox.try_put(make_request(picture, 1, picture, 3, max_tokens=20, ignore_eos=True))
+    engine.step_until_answered()
+    status = engine.meter.measure_tiers()
+    tiers.close()
+    assert engine.counted(PREEMPTIONS)[0] > 0
+    assert sum(tier.num_hits for tier in status) > 0
+    assert engine.counted(ENCODED, DEVICE.queries, DEVICE.hits, HOST.queries, HOST.hits) == [3, 3, 0, 3, 0]
+    assert engine.counted(HOST.saved_seconds) == [0]
+
+
+@pytest.mark.parametrize("has_tiers", [False, True])
+def test_what_fails_before_its_first_token_queries_neither_the_device_nor_a_tier(has_tiers: bool) -> None:
+    tiers = in_host_memory() if has_tiers else None
+    engine = Engine(tiers=tiers)
+    engine.runner.bad_media.add("bad")
+    engine.ask("failing", 3, "good", "bad", 4)
+    if tiers is not None:
+        tiers.close()
+    assert engine.counted(DEVICE.queries, HOST.queries) == [0, 0]
 
 
 def test_how_full_a_tier_is_and_what_went_from_it_is_counted_when_it_is_measured() -> None:

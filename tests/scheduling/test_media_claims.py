@@ -758,16 +758,6 @@ def test_an_item_found_then_evicted_is_reported_as_made_if_it_is_made() -> None:
     assert origins == {"early": {0: "made", 1: "made"}, "late": {0: "made"}}
 
 
-def test_a_repeated_lookup_after_eviction_counts_as_one_query() -> None:
-    drive = Drive(make_config(num_blocks=12, caches_prefixes=False))
-    drive.run(make_request("first", "cat", 3))
-    requests = [make_request(str(number), number + 1, "cat", 3, max_tokens=20) for number in range(3)]
-    drive.run(*requests)
-    assert drive.scheduler.pages.num_preemptions
-    media = drive.scheduler.media
-    assert (media.num_queries, media.num_hits) == ({"image": 4}, {"image": 3})
-
-
 @pytest.mark.parametrize(("claimed_from", "found"), [(0, 1), (1, 0)], ids=["a longer prefix", "a shorter prefix"])
 def test_room_returned_when_another_prefix_is_found_is_reported_at_once(claimed_from: int, found: int) -> None:
     drive = quiet_drive()

@@ -70,7 +70,8 @@ class EmbeddingTiers:
         self._answers: deque[tuple[Load, int, StoredArray | None, str | None]] = deque()
         self._loop_thread = 0
         self._epoch = 0
-        self._tier_names = tuple(store.stats())
+        # Nearest first.
+        self.names = tuple(store.stats())
         # Entry names that may have been stored or dropped; media hashes by entry name; entry names reported as held.
         self._changed: deque[str] = deque() if dropped is None else dropped
         self._media: dict[str, str] = {}
@@ -161,7 +162,7 @@ class EmbeddingTiers:
     def list_holders(self, encoder_keys: Sequence[str]) -> tuple[str, ...]:
         """Return the tiers that are each known to hold all of these embeddings, nearest first."""
         holders = [self._store.list_holders(self._name(key)) for key in encoder_keys]
-        return tuple(tier for tier in self._tier_names if all(tier in its for its in holders))
+        return tuple(tier for tier in self.names if all(tier in its for its in holders))
 
     def note_uses(self, request: EngineRequest) -> None:
         """Record the request's uses of media in the trace, each at the mean cost of an encoding so far."""
@@ -188,7 +189,7 @@ class EmbeddingTiers:
 
     def _keep(self, epoch: int, encoding: Encoding, seconds: float, make_array: Callable[[], StoredArray]) -> None:
         self._encoding_cost.note(seconds)
-        if not self._tier_names:
+        if not self.names:
             return
         name = self._name(encoding.encoder_key)
         array = self._store.prepare(name, make_array())
@@ -203,10 +204,6 @@ class EmbeddingTiers:
         with self._lock:
             self._media[name] = media_hash
         self._changed.append(name)
-
-    def searched_tiers(self, tier: str | None) -> Sequence[str]:
-        """Return the tiers that were searched, given the one that had the entry (None: no tier had it)."""
-        return self._tier_names if tier is None else self._tier_names[: self._tier_names.index(tier) + 1]
 
     # Status ---------------------------------------------------------------------------------------------------
 

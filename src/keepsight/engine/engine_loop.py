@@ -242,7 +242,6 @@ class EngineLoop:
             return
         self._ask_tiers(self._tiers)
         for key, array, tier in self._tiers.take_loaded():
-            self._meter.note_tier_queries(key, tier)
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array and tier:
                 self._runner.hold_embeddings(key, array)
                 self._meter.note_loaded(key, tier, array.seconds)

@@ -73,6 +73,8 @@ class EngineMeter:
     ) -> None:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
         self._source, self._tiers, self._prefixes, self._clock = source, tiers, prefixes, clock
+        # Where embeddings are looked for.
+        self._lookup_order = ("device", *(() if tiers is None else tiers.names))
         self._copied_at, self._num_sequences = 0.0, 0
         # Whether a request has arrived since the last copy: if as many have ended, their number alone does not show it.
         self._has_new_request = False
@@ -82,7 +84,8 @@ class EngineMeter:
         # Keyed by request id; by media hash (when pixels came, and whether the engine had kept them); by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
-        self._load_begins, self._loads = _Recent[float](), _Recent[tuple[str, float, float]]()
+        # With the seconds that it had taken to encode what was loaded.
+        self._load_begins, self._loads = _Recent[float](), _Recent[tuple[MediaReport, float]]()
         self._encodings = _Recent[EncodeTime]()
         self._copy()
         self.measure_tiers()
@@ -116,18 +119,10 @@ class EngineMeter:
         self._load_begins.put(load.encoder_key, self._clock())
         self._modalities.put(load.encoder_key, self._modality_of(load.media_hash))
 
-    def note_tier_queries(self, encoder_key: str, tier: str | None) -> None:
-        """Count a query for each tier up to the one that had it (None: all, as none had it)."""
-        assert self._tiers is not None
-        for name in self._tiers.searched_tiers(tier):
-            self._counters.add(ENCODER[name].queries[self._modality_of(encoder_key)])
-
     def note_loaded(self, encoder_key: str, tier: str, seconds_to_make: float) -> None:
-        self._loads.put(encoder_key, (tier, self._load_begins.pop(encoder_key, 0.0), self._clock()))
-        modality = self._modality_of(encoder_key)
-        self._encoding[modality].suggest(seconds_to_make)
-        self._counters.add(ENCODER[tier].hits[modality])
-        self._counters.add(ENCODER[tier].saved_seconds[modality], seconds_to_make)
+        report = MediaReport(tier, self._load_begins.pop(encoder_key, 0.0), self._clock())
+        self._loads.put(encoder_key, (report, seconds_to_make))
+        self._encoding[self._modality_of(encoder_key)].suggest(seconds_to_make)
 
     def note_stretches(self, load: StretchLoad) -> None:
         """Count the tokens of these stretches as queried."""
@@ -180,6 +175,8 @@ class EngineMeter:
         request_id = begun.request.request_id
         arrived = self._arrivals.pop(request_id, now)
         media = tuple(self._report_item(begun, index) for index in range(len(begun.request.media)))
+        for index in begun.new_items:
+            self._count_lookup(begun, index, media[index].found_in)
         return RequestBegun(request_id, arrived, self._begins.pop(request_id, now), now, media)
 
     def _report_item(self, begun: Begun, index: int) -> MediaReport:
@@ -187,13 +184,31 @@ class EngineMeter:
             case None:
                 return MediaReport("prefix")
             case "tier":
-                return MediaReport(*self._loads.get(begun.encoder_keys[index], ("remote", 0.0, 0.0)))
+                return self._find_load(begun.encoder_keys[index])[0]
             case "made":
                 arrived, was_cached = self._pixels.get(begun.request.media[index].media_hash, (0.0, False))
                 took = self._encodings.get(begun.encoder_keys[index], EncodeTime(0.0, 0.0))
                 return MediaReport(None, took.began, took.ended, arrived, was_cached, took.num_together)
             case origin:
                 return MediaReport(origin)
+
+    def _find_load(self, encoder_key: str) -> tuple[MediaReport, float]:
+        """Return the last load of these embeddings; if it was forgotten, one from the last tier."""
+        return self._loads.get(encoder_key, (MediaReport(self._lookup_order[-1]), 0.0))
+
+    def _count_lookup(self, begun: Begun, index: int, found_in: str | None) -> None:
+        """Count the lookup of an item, once for its request however often preemption made it look again.
+
+        It queried the device and each tier up to the one that had it; all of them if none had.
+        """
+        modality, names = begun.request.media[index].modality, self._lookup_order
+        for name in names if found_in is None else names[: names.index(found_in) + 1]:
+            self._counters.add(ENCODER[name].queries[modality])
+        if found_in is not None:
+            is_loaded = begun.origins[index] == "tier"
+            seconds = self._find_load(begun.encoder_keys[index])[1] if is_loaded else self._encoding[modality].seconds
+            self._counters.add(ENCODER[found_in].hits[modality])
+            self._counters.add(ENCODER[found_in].saved_seconds[modality], seconds)
 
     # Numbers counted elsewhere --------------------------------------------------------------------------------
 
@@ -231,12 +246,7 @@ class EngineMeter:
             counters.add(slots.saved_seconds[ALL], num_new * self._prompt_token.seconds)
 
     def _copy_embeddings(self) -> None:
-        media, counters, slots = self._scheduler.media, self._counters, ENCODER["device"]
-        cache = media.encoder_cache
-        for modality, num_queries in media.num_queries.items():
-            counters.follow(slots.queries[modality], num_queries)
-            num_new = counters.follow(slots.hits[modality], media.num_hits[modality])
-            counters.add(slots.saved_seconds[modality], num_new * self._encoding[modality].seconds)
+        cache, counters, slots = self._scheduler.media.encoder_cache, self._counters, ENCODER["device"]
         counters.follow(slots.evictions, cache.num_evictions)
         counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
         counters.set(EMBEDDINGS_PINNED, cache.num_pinned_bytes)

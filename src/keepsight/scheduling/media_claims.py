@@ -11,7 +11,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import groupby
 
 from keepsight.engine_config import EngineConfig
-from keepsight.media import Modality
 from keepsight.requests import MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, EncoderUser
@@ -34,8 +33,6 @@ class MediaClaims:
         # for the end of somebody else's book.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
-        # Items that were looked for, and those of them found on the device.
-        self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
         # Media of live sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
 
@@ -164,17 +161,10 @@ class MediaClaims:
         state.claimed_items.add(index)
         if key in self.encodings:
             self.encodings.move_up(key, self._turn_of(state, index))
-        self._count(state, index, origin)
         # "made" stays, whatever is found later; another origin becomes "made" if the item is lost and then encoded.
         if origin == "made" or index not in state.origins:
             state.origins[index] = origin
         return None
-
-    def _count(self, state: RequestState, index: int, origin: Origin) -> None:
-        """Count an item once for its request, even if it is lost and claimed again."""
-        if index not in state.origins and state.is_first_choice:
-            self.num_queries[state.media[index].modality] += 1
-            self.num_hits[state.media[index].modality] += origin == "device"
 
     def _try_place(self, state: RequestState, index: int) -> ParkedFor | None:
         """Place loaded embeddings as if they had been encoded, but without pixels or a turn of the encoder."""

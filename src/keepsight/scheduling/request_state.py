@@ -61,6 +61,8 @@ class Begun(NamedTuple):
     request: EngineRequest
     # By item index.  Missing items were found whole in the prefix cache.
     origins: Mapping[int, Origin]
+    # Those that no earlier report had.
+    new_items: tuple[int, ...]
     encoder_keys: tuple[str, ...]
 
 
@@ -150,11 +152,11 @@ class RequestState:
         is_first = self.num_sampled == 1
         if not self.is_first_choice or not (is_first or self.num_reported_origins < len(self.origins)):
             return None
-        unreported = list(self.origins.values())[self.num_reported_origins :]
+        new_items = tuple(self.origins)[self.num_reported_origins :]
         self.num_reported_origins = len(self.origins)
-        if not is_first and all(origin == "device" for origin in unreported):
+        if not is_first and all(self.origins[index] == "device" for index in new_items):
             return None
-        return Begun(self.request, self.origins, self.encoder_keys)
+        return Begun(self.request, self.origins, new_items, self.encoder_keys)
 
     def change_to(self, status: Status, parked_for: ParkedFor | None = None) -> None:
         assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"
