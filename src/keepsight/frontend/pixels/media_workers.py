@@ -164,22 +164,25 @@ class MediaWorkers:
             answer = worker.try_ask(job)
             if answer is not None:
                 return answer
-            self._note_crash(job)
+            self._note_crash(f"{job.field}: a media worker died while processing this")
+            self._clear(seat)
             if time.monotonic() - began >= max_seconds:  # ended by the kernel: another would take as long
                 message = f"takes more than {max_seconds} seconds of processor time to be decoded"
                 return PictureTooLargeError(job.field, message)
         return UnreadablePictureError(job.field, f"the {job.what} could not be decoded: the decoder crashed")
 
-    def _note_crash(self, job: Job) -> None:
+    def _note_crash(self, message: str) -> None:
         with self._lock:
             if self._is_closed:
                 return
             self._on_crash()
-        logger.warning("%s: a media worker died while processing this", job.field)
+        logger.warning("%s", message)
 
     def _worker_in(self, seat: "_Seat") -> "_Worker":
-        if seat.worker is None or seat.worker.has_ended():
+        if seat.worker is not None and seat.worker.has_ended():
+            self._note_crash("a media worker died while it was idle: it is replaced")
             self._clear(seat)
+        if seat.worker is None:
             worker = self._fork_worker()
             with self._lock:
                 seat.worker = worker
@@ -205,7 +208,6 @@ class MediaWorkers:
             worker = _Worker.try_meet(connection)
             if worker is not None:
                 return worker
-            logger.warning("no media worker started: its template process is replaced")
             with self._lock:
                 template.end()
         raise MediaWorkersLostError("media workers cannot be started")
@@ -215,6 +217,8 @@ class MediaWorkers:
             raise RuntimeError("the media workers are closed")
         if self._template is None or self._template.has_ended():
             if self._template is not None:
+                logger.warning("the process that starts media workers has ended: it is replaced")
+                self._on_crash()
                 self._template.end()
             self._template = _Template(self._processor)
         return self._template
