@@ -32,7 +32,7 @@ from keepsight.frontend.unread_outputs import MAX_PAUSE_SECONDS
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.counters import Counters
-from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, PROMPT_TOKENS, RequestObserver
+from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, PROMPT_TOKENS, WAITING, RequestObserver
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -51,6 +51,7 @@ from keepsight.requests import (
 from keepsight.sampling_params import SamplingParams
 from keepsight.testing import pixels_like
 from tests.clock import Clock
+from tests.counted import read_counters
 from tests.made_up_request import MadeUpRequest
 
 SOON = 20  # seconds; normally takes milliseconds
@@ -697,7 +698,8 @@ class ManyEngines(RuleBasedStateMachine):
         super().__init__()
         self.pool = MediaPool(1)
         self.clock = Clock()
-        self.client = EngineClient(self.pool, clock=self.clock)
+        self.counters = Counters()
+        self.client = EngineClient(self.pool, RequestObserver(self.counters), clock=self.clock)
         self.engines: dict[int, Engine] = {}
         self.callers: dict[str, Caller] = {}
         self.has_left: set[str] = set()
@@ -792,6 +794,7 @@ class ManyEngines(RuleBasedStateMachine):
         for request_id in self.running():
             num_asked = sum(request_id in self.asked_of(engine) for engine in self.engines.values())
             assert num_asked == (1 if self.engines else 0), request_id
+        assert read_counters(self.counters, WAITING) == [0 if self.engines else len(self.running())]
         for engine, num_asked in self.graves:
             assert len(engine.of(EngineRequest)) == num_asked, "asked when it was dead"
         assert all(caller.num_ends <= 1 for caller in self.callers.values())

@@ -95,6 +95,7 @@ class EngineClient:
         with self._lock:
             assert rank not in self._engines, rank
             self._engines[rank] = ConnectedEngine(send, rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
+            self._observer.note_without_engine(0)
             waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
@@ -303,6 +304,7 @@ class EngineClient:
         Without an engine the request waits: the next engine is given all that wait.
         """
         if not self._engines:
+            self._observer.note_without_engine(len(self._callers))
             return ()
         request = caller.prepared.engine_request
         unmakeable = tuple(each for each in request.unsent_media if not self._media_pool.is_held(each))
@@ -379,8 +381,7 @@ class EngineClient:
             self._observer.note_end(caller.account, reason or caller.end_reason)
 
     def _leave(self, request_id: str, reason: str) -> bool:
-        caller = self._take_out(request_id, reason)
-        if caller is None:
+        if (caller := self._take_out(request_id, reason)) is None:
             return False
         caller.send(AbortRequest(request_id))
         return True
@@ -401,6 +402,8 @@ class EngineClient:
         if caller.has_stop_strings:  # first: a reader looks for it in `_callers`, then here, without the lock
             caller.end_reason, self._unread[request_id] = reason, caller
         del self._callers[request_id]
+        if not self._engines:
+            self._observer.note_without_engine(len(self._callers))
         if caller.engine is not None:
             caller.engine.note_ended(request_id)
         return caller

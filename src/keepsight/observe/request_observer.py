@@ -17,6 +17,7 @@ from keepsight.observe.counters import Counters
 FIRST_TOKEN, NEXT_TOKEN = slot_of("time_to_first_token_seconds"), slot_of("inter_token_latency_seconds")
 WHOLE = slot_of("e2e_request_latency_seconds")
 PROMPT_TOKENS, ANSWER_TOKENS = slot_of("prompt_tokens_total"), slot_of("generation_tokens_total")
+WAITING = slot_of("num_requests_waiting")
 ENDS = {reason: slot_of("request_success_total", reason) for reason in FINISHED_REASONS}
 
 
@@ -29,6 +30,10 @@ class RequestObserver:
     ) -> None:
         self.counters, self._ring, self._export = counters or Counters(), ring, export
         self._lock = threading.Lock()
+
+    def note_without_engine(self, count: int) -> None:
+        """Set how many requests wait for an engine; those that one has are counted by it."""
+        self.counters.set(WAITING, count)
 
     def note_tokens(self, account: RequestAccount, count: int, num_cached: int, now: float) -> None:
         """Record tokens that come together.
