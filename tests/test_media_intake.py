@@ -20,6 +20,7 @@ from keepsight.frontend.pixels.make_pixels import Made, MakingJob, PictureJob
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
+from tests.frontend.api.app_client import Client, FakeEngine
 from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
 from tests.frontend.sample_pictures import encode, random_picture
 from tests.place import placed
@@ -226,6 +227,13 @@ def test_what_came_in_a_picture_s_place_is_named_but_not_shown(
         assert hint in message
         assert "Log in" not in message
         assert "Secret" not in message
+
+
+def test_a_download_and_reading_its_bytes_are_one_stage(preparer: RequestPreparer, server: PictureServer) -> None:
+    url = server.serve("/stage.png", response(to_png(draw(6).picture)))
+    answer = Client(preparer, FakeEngine(preparer)).chat(messages=ask(at(url)), keepsight={"account": True})
+    [account] = answer.json()["keepsight"]["accounts"]
+    assert [each["stage"] for each in account["stages"]].count("fetch") == 1
 
 
 def test_a_disconnected_client_s_downloads_are_cancelled(preparer: RequestPreparer, server: PictureServer) -> None:

@@ -137,6 +137,17 @@ def test_stages_are_ordered_by_start_and_timed_from_the_request_s_arrival() -> N
     assert body.id == "http"
 
 
+def test_a_download_extends_the_stage_that_reads_its_bytes() -> None:
+    account = make_account("a")
+    account.note("fetch", 1.2, 1.21)
+    account.note("identify", 1.21, 1.22)
+    account.note_download(1.0)
+    assert [(span.stage, span.began, span.ended) for span in account.spans] == [
+        ("fetch", 1.0, 1.21),
+        ("identify", 1.21, 1.22),
+    ]
+
+
 def test_pictures_encoded_in_one_batch_show_its_whole_time_and_sum_to_it_once() -> None:
     account = make_account("a", "b")
     account.note_begun(make_begun(*[MediaReport(None, 1.04, 1.06, 1.03, num_together=2)] * 2))

@@ -43,6 +43,23 @@ def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> 
     assert before - 1.01 <= request_span.start_time / 1e9 <= after - 0.99
 
 
+def test_the_service_has_the_name_that_opentelemetry_s_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from keepsight.observe.export_spans import SpanExport
+
+    account = RequestAccount("r", [], 300, began=time.monotonic())
+    account.note_end("stop")
+    names = []
+    for name in (None, "east"):
+        if name is not None:
+            monkeypatch.setenv("OTEL_SERVICE_NAME", name)
+        collected = memory.InMemorySpanExporter()
+        export = SpanExport(collected)
+        export.export(account)
+        export.close()
+        names += [span.resource.attributes["service.name"] for span in collected.get_finished_spans()]
+    assert names == ["keepsight", "east"]
+
+
 @pytest.mark.parametrize(("reason", "status"), [("stop", "UNSET"), ("abort", "UNSET"), ("error", "ERROR")])
 def test_a_span_has_the_finish_reason_and_an_error_status_only_for_errors(reason: str, status: str) -> None:
     from keepsight.observe.export_spans import SpanExport

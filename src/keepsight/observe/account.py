@@ -8,7 +8,7 @@ Holds no content of the request.
 import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -144,6 +144,10 @@ class RequestAccount:
 
     def note(self, stage: Stage, began: float, ended: float, media_hash: str | None = None) -> None:
         self.spans.append(Span(stage, began, ended, None if media_hash is None else self._index_of(media_hash)))
+
+    def note_download(self, began: float) -> None:
+        """Let the stage `fetch` begin with the download, which was before the account was opened."""
+        self.spans = [replace(span, began=began) if span.stage == "fetch" else span for span in self.spans]
 
     def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
         """Record that one picture was decoded and resized into these items."""

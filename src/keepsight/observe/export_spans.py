@@ -5,6 +5,7 @@ continues its caller's trace.  Spans are sent from a thread of the SDK.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +30,8 @@ Value = str | int | Sequence[str]
 
 class SpanExport:
     def __init__(self, exporter: SpanExporter) -> None:
-        self._provider = TracerProvider(resource=Resource.create({"service.name": SERVICE}), shutdown_on_exit=False)
+        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._exporter = exporter
         self._tracer: Tracer = self._provider.get_tracer(SERVICE)  # type: ignore[assignment]

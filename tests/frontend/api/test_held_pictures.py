@@ -1,6 +1,7 @@
 """The processor cache as an administrator sees it, with the app in process."""
 
 import io
+import logging
 from typing import Any
 
 import httpx
@@ -78,6 +79,17 @@ def test_embeddings_are_neither_listed_nor_shown_as_pictures(admin: Admin, cache
     cache.put(name_of(2), WIDE)
     assert [each for each, _ in admin.listed()] == [name_of(2)]
     assert error_of(admin.send("GET", f"/{name_of(1)}"))[0] == 404
+
+
+def test_looking_is_not_logged_and_pinning_is(
+    admin: Admin, cache: LocalCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.put(name_of(1), WIDE)
+    with caplog.at_level(logging.INFO, "keepsight.frontend.api.request_log"):
+        for method, path in (("GET", ""), ("GET", f"/{name_of(1)}"), ("POST", f"/{name_of(1)}/pin")):
+            assert admin.send(method, path).is_success
+    [line] = caplog.messages
+    assert line.startswith(f"POST /debug/pictures/{name_of(1)}/pin")
 
 
 def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:

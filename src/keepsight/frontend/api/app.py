@@ -193,7 +193,7 @@ class Api:
         http.state.answer = answer
         answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
         if (download := getattr(http.state, "download", None)) is not None:
-            answer.accounts[0].note("fetch", *download)
+            answer.accounts[0].note_download(download)
         response: Response
         if isinstance(answer, Answer) and answer.is_streamed:
             events = answer.events(self._engine)
@@ -220,9 +220,8 @@ class Api:
         if remote := self._preparer.pictures_to_download(conversation):
             if self.media is not None:
                 await self.media.check_named(http, conversation.pictures)
-            began = time.monotonic()
+            http.state.download = time.monotonic()
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
-            http.state.download = began, time.monotonic()
         if self.media is not None:
             downloaded = {**downloaded, **await self.media.read_named(http, conversation.pictures)}
         return downloaded

@@ -31,8 +31,9 @@ _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Strangers choose it, and it may be as long as headers may.
 MAX_SHOWN_PATH = 200
-# Polled every few seconds by monitoring.
+# Polled every few seconds by monitoring, and by the dashboard.
 UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
+UNLOGGED_IF_READ = "/debug/pictures"
 
 
 def format_request_line(scope: Scope) -> str:
@@ -52,7 +53,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record, is_logged = _Record(scope), path_within(scope) not in UNLOGGED_PATHS
+        record, is_logged = _Record(scope), not _is_polled(scope)
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -71,6 +72,11 @@ class RequestLog:
             if self._logs_requests and is_logged:
                 logger.info("%s", record)
             _request_id.reset(before)
+
+
+def _is_polled(scope: Scope) -> bool:
+    path = path_within(scope)
+    return path in UNLOGGED_PATHS or (scope["method"] == "GET" and path.startswith(UNLOGGED_IF_READ))
 
 
 class RequestIdFilter(logging.Filter):
