@@ -7,6 +7,7 @@ import json
 import logging
 import random
 import re
+import select
 import socket
 import ssl
 import threading
@@ -29,7 +30,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.http import http_server
+from keepsight.frontend.http import http_server, slow_client_limits
 from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED, PIECE_BYTES
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
@@ -171,6 +172,20 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_ends(engine
         assert has_ended.wait(PATIENCE)
 
 
+TLS = {"ssl_certfile": str(PEM)}
+SCHEMES: list[dict[str, Any]] = [{}, TLS]
+
+
+def over(settings: dict[str, Any], connection: socket.socket) -> socket.socket:
+    return ssl._create_unverified_context().wrap_socket(connection) if settings else connection
+
+
+async def tell_much(_scope: Scope, _receive: Receive, send: Send) -> None:
+    body = b"x" * 8_000_000 + b"end"
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
 async def tell_some(_scope: Scope, _receive: Receive, send: Send) -> None:
     """An app whose answers are shorter than what makes a server pause its writing."""
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"30000")]})
@@ -178,27 +193,58 @@ async def tell_some(_scope: Scope, _receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
 @pytest.mark.parametrize("last", [VERSION, LAST], ids=["keep-alive", "close"])
-def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(loop: str, last: bytes) -> None:
-    server = make_server(tell_some, ApiSettings(slow_client_seconds=0.3))
+def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(
+    loop: str, settings: dict[str, Any], last: bytes
+) -> None:
+    server = make_server(tell_some, ApiSettings(slow_client_seconds=0.3, **settings))
     server.config.loop = loop
     state = server.server_state
     with run(server) as port, connected(port, b"") as connection:
-        # Until the kernel takes no more: little enough then waits in the server that writing is not paused.
-        num_sent = 0
-        while not has_unsent_bytes(server):
-            connection.sendall(VERSION)
-            num_sent += 1
-            while state.total_requests < num_sent:
-                time.sleep(0.001)
-        connection.sendall(last)
+        client = over(settings, connection)
+        fill_kernel(server, client)
+        client.sendall(last)
         await_true(lambda: not state.connections)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
+@pytest.mark.parametrize("reason", ["close", "idle", "shutdown"])
+def test_a_connection_that_ends_lets_its_client_read_the_last_answer_first(
+    loop: str, settings: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_client_limits, "SECONDS_BETWEEN_LOOKS", 0.05)
+    monkeypatch.setattr(http_server, "IDLE_SECONDS", 0.1 if reason == "idle" else PATIENCE)
+    server = make_server(tell_much, ApiSettings(**settings))
+    server.config.loop = loop
+    with run(server) as port, connected(port, b"") as connection:
+        client = over(settings, connection)
+        client.sendall(LAST if reason == "close" else VERSION)
+        assert client.recv(1)
+        server.should_exit = reason == "shutdown"
+        await_true(lambda: all(each.transport.is_closing() for each in tuple(server.server_state.connections)))
+        time.sleep(1.5)  # longer than a client has to end TLS once it has read everything
+        assert read_to_end(client).endswith(b"x" * 1000 + b"end")
+
+
+def fill_kernel(server: FairAcceptServer, client: socket.socket) -> None:
+    """Ask until the kernel takes no more: little enough then waits in the server that writing is not paused."""
+    state, num_sent = server.server_state, 0
+    while not has_unsent_bytes(server):
+        client.sendall(VERSION)
+        num_sent += 1
+        while state.total_requests < num_sent:
+            time.sleep(0.001)
 
 
 def has_unsent_bytes(server: FairAcceptServer) -> bool:
     """Return whether answers wait in the server for longer than an iteration of its event loop."""
     for _ in range(2):
-        if not any(each.transport.get_write_buffer_size() for each in tuple(server.server_state.connections)):
+        transports = [each.transport for each in tuple(server.server_state.connections)]
+        is_unsent = transports and all(each.get_write_buffer_size() for each in transports)
+        # TLS's transport does not tell what the one below it holds.
+        if not is_unsent or select.select([], [each.get_extra_info("socket") for each in transports], [], 0)[1]:
             return False
         time.sleep(0.05)
     return True

@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 RETRY_SECONDS = 1.0
 # The interval of uvicorn's tick; the date in answers may be as old.
 TICK_SECONDS = 1.0
-# How long to wait for a client to end TLS: an idle client does not answer, and asyncio would wait for 30 seconds.
-GOODBYE_SECONDS = 1.0
+# asyncio's own limit for ending TLS cuts off clients that still read; `slow_client_limits` has a better one.
+GOODBYE_SECONDS = 24 * 60 * 60.0
 # How long a shutdown waits for accepted connections to finish their TLS handshake and be handed over.
 HAND_OVER_SECONDS = 0.1
 # Probes of load balancers connect and leave every few seconds, and so may any stranger.

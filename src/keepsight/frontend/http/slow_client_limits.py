@@ -4,24 +4,23 @@ A client that exceeds them is cut off: its request then ends like that of any cl
 """
 
 import asyncio
-import fcntl
 import logging
 import os
-import sys
-import termios
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import msgspec
 
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
 from keepsight.frontend.http.read_body import MIN_BYTES_PER_SECOND
-from keepsight.frontend.http.tcp_info import count_acknowledged
+from keepsight.frontend.http.tcp_info import count_acknowledged, count_unacknowledged
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
 TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
+# How often to look whether a client has read everything over TLS; once it has, how long to wait for it to end TLS.
+SECONDS_BETWEEN_LOOKS = 0.5
 
 
 class Deadline:
@@ -66,6 +65,51 @@ class Deadline:
         transport.abort()
 
 
+class TlsTransport:
+    """TLS's transport, whose closing is limited by how slowly the client reads, rather than to a time.
+
+    Many clients do not end TLS, but a client that has not read everything cannot be expected to.
+    """
+
+    def __init__(self, transport: asyncio.Transport, patience_seconds: float) -> None:
+        self._transport = transport
+        self._to_read = Deadline(patience_seconds, "did not read its last answer", partial(count_unread, transport))
+        self._next_look: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def get_write_buffer_size(self) -> int:
+        """Include what the kernel holds: only then the transport below TLS may hold more, which is counted nowhere."""
+        return self._transport.get_write_buffer_size() + count_unacknowledged(self._connection)
+
+    def close(self) -> None:
+        if not self._transport.is_closing():  # asyncio's own can be closed only once
+            self._transport.close()
+            self._to_read.start(self._transport)
+            self._look_later()
+
+    def stop_timers(self) -> None:
+        self._to_read.stop()
+        if self._next_look is not None:
+            self._next_look.cancel()
+
+    @property
+    def _connection(self) -> Any:
+        return self._transport.get_extra_info("socket")
+
+    def _look_later(self) -> None:
+        num_read, event_loop = count_acknowledged(self._connection), asyncio.get_running_loop()
+        self._next_look = event_loop.call_later(SECONDS_BETWEEN_LOOKS, self._look, num_read)
+
+    def _look(self, num_read_before: int) -> None:
+        # If nothing was read in between, the kernel has not just become empty with more to come.
+        if count_acknowledged(self._connection) == num_read_before and not self.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self._look_later()
+
+
 class SlowClientLimits(asyncio.Protocol):
     """A mixin before one of uvicorn's protocols, h11's or httptools': limits how slowly a client may send or read."""
 
@@ -79,12 +123,15 @@ class SlowClientLimits(asyncio.Protocol):
     cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        unread = partial(count_unread, transport)
+        if transport.get_extra_info("sslcontext") is not None:
+            transport = cast(asyncio.Transport, TlsTransport(transport, self.patience_seconds))
         super().connection_made(transport)
         # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = Deadline(self.patience_seconds, "sent no complete request")
-        unread = partial(count_unread, transport), transport.get_write_buffer_size
-        self._to_read = Deadline(self.patience_seconds, "did not read its answer", *unread)
+        is_awaited = transport.get_write_buffer_size
+        self._to_read = Deadline(self.patience_seconds, "did not read its answer", unread, is_awaited)
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -151,6 +198,8 @@ class SlowClientLimits(asyncio.Protocol):
         self._to_ask.stop()
         self._to_read.stop()
         super().connection_lost(error)
+        if isinstance(self.transport, TlsTransport):
+            self.transport.stop_timers()
 
 
 def count_unread(transport: asyncio.Transport) -> int:
@@ -162,5 +211,4 @@ def count_unread(transport: asyncio.Transport) -> int:
     connection = transport.get_extra_info("socket")
     if num_acknowledged := count_acknowledged(connection):
         return -num_acknowledged
-    num_taken = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
-    return transport.get_write_buffer_size() + num_taken
+    return transport.get_write_buffer_size() + count_unacknowledged(connection)

@@ -1,7 +1,9 @@
-"""What the kernel tells of a TCP connection (Linux's `struct tcp_info`); nothing is known elsewhere."""
+"""What the kernel tells of a TCP connection: most of it from Linux's `struct tcp_info`, and unknown elsewhere."""
 
+import fcntl
 import socket
 import sys
+import termios
 
 # States: reset, and ended by the client.
 _LEFT = (7, 8)
@@ -16,6 +18,11 @@ def has_left(connection: socket.socket) -> bool:
 def count_acknowledged(connection: socket.socket) -> int:
     """Return how many bytes the client's kernel has acknowledged since it connected; 0 if unknown."""
     return int.from_bytes(_read(connection)[_ACKNOWLEDGED], sys.byteorder)
+
+
+def count_unacknowledged(connection: socket.socket) -> int:
+    """Return how many bytes the kernel holds for the client."""
+    return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def _read(connection: socket.socket) -> bytes:
