@@ -10,6 +10,7 @@ import re
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import urllib.error
@@ -210,7 +211,7 @@ def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
-@pytest.mark.parametrize("reason", ["close", "idle", "shutdown"])
+@pytest.mark.parametrize("reason", ["close", "idle", "shutdown", "close and shutdown"])
 def test_a_connection_that_ends_lets_its_client_read_the_last_answer_first(
     loop: str, settings: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,9 +221,9 @@ def test_a_connection_that_ends_lets_its_client_read_the_last_answer_first(
     server.config.loop = loop
     with run(server) as port, connected(port, b"") as connection:
         client = over(settings, connection)
-        client.sendall(LAST if reason == "close" else VERSION)
+        client.sendall(LAST if "close" in reason else VERSION)
         assert client.recv(1)
-        server.should_exit = reason == "shutdown"
+        server.should_exit = "shutdown" in reason
         await_true(lambda: all(each.transport.is_closing() for each in tuple(server.server_state.connections)))
         time.sleep(1.5)  # longer than a client has to end TLS once it has read everything
         assert read_to_end(client).endswith(b"x" * 1000 + b"end")
@@ -284,6 +285,21 @@ def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: boo
         with connected(port, sent):
             assert has_begun.wait(PATIENCE)
         assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_a_connection_that_its_client_resets_leaves_no_timer(
+    implementation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+    server = make_server(tell_some, ApiSettings())
+    with run(server) as port, connected(port, VERSION) as connection:
+        assert connection.recv(1)
+        [protocol] = server.server_state.connections
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+        await_true(lambda: not server.server_state.connections)
+        await_true(lambda: protocol.timeout_keep_alive_task is None)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("settings", [{}, {"ssl_certfile": str(PEM)}], ids=["plain", "tls"])

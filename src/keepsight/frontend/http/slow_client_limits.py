@@ -198,6 +198,7 @@ class SlowClientLimits(asyncio.Protocol):
         self._to_ask.stop()
         self._to_read.stop()
         super().connection_lost(error)
+        self._unset_keepalive_if_required()  # type: ignore[attr-defined]  # uvicorn leaves it after an error
         if isinstance(self.transport, TlsTransport):
             self.transport.stop_timers()
 
