@@ -587,6 +587,24 @@ def test_the_h11_implementation_behaves_the_same(
     assert statuses == [b"200", b"400", *[b"200"] * bool(behind), b"200"]
 
 
+def test_with_h11_no_refusal_stands_within_an_answer_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
+
+    async def begin(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"begun", "more_body": True})
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    with running(begin, ApiSettings()) as port, connected(port, CHUNKED) as connection:
+        answer = b""
+        while b"begun" not in answer:
+            answer += connection.recv(65536)
+        connection.sendall(b"xyz\r\n")
+        answer += read_to_end(connection)
+    assert answer.count(b"HTTP/1.1") == 1
+
+
 @pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
 def test_an_http_1_0_stream_ends_with_the_connection(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, implementation: Any

@@ -163,6 +163,9 @@ class SlowClientLimits(asyncio.Protocol):
         """Answer something that is not even a request, and close; only once, as what follows is invalid too."""
         if self.transport.is_closing():
             return
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # a refusal within an answer would be taken for a part of it
+            return
         self.on_refused()
         detail = ErrorDetail(message=message, type="invalid_request_error")
         body = msgspec.json.encode(ErrorResponse(error=detail))
