@@ -209,6 +209,24 @@ def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(
         await_true(lambda: not state.connections)
 
 
+@pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
+def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(settings: dict[str, Any]) -> None:
+    async def fail_at_last(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == "/version":
+            await tell_some(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": True})
+        raise ValueError
+
+    server = make_server(fail_at_last, ApiSettings(slow_client_seconds=0.3, **settings))
+    with run(server) as port, connected(port, b"") as connection:
+        client = over(settings, connection)
+        fill_kernel(server, client)
+        client.sendall(VERSION.replace(b"/version", b"/fail"))
+        await_true(lambda: not server.server_state.connections)
+
+
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
 @pytest.mark.parametrize("reason", ["close", "idle", "shutdown", "close and shutdown"])

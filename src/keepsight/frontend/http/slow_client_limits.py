@@ -164,7 +164,7 @@ class SlowClientLimits(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # a refusal within an answer would be taken for a part of it
+            self.close_after_reading()  # a refusal within an answer would be taken for a part of it
             return
         self.on_refused()
         detail = ErrorDetail(message=message, type="invalid_request_error")
@@ -178,6 +178,12 @@ class SlowClientLimits(asyncio.Protocol):
 
     def _close(self) -> None:
         self.transport.close()
+
+    def close_after_reading(self) -> None:
+        """Close once the client has read what was written, even of an answer that has no end; do not wait forever."""
+        if not self.transport.is_closing():
+            self.transport.close()
+            self._to_read.start(self.transport)
 
     def on_response_complete(self) -> None:
         """Watch the end of an answer too: writing is not paused for it, and closing would wait for it without limit."""
