@@ -23,7 +23,7 @@ SCRIPT = re.compile(
     r"\bpython3? (?:-m ((?:tests|benchmarks)\.[\w.]+)|((?:benchmarks|tests|docs|training)/\w+\.py))(.*)"
 )
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
+SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/**/long_*.py")
 # Options on a line with these commands may belong to them.
 FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
 VARIABLE = re.compile(

@@ -1,0 +1,343 @@
+"""Plays drawn sessions against a server of its own over real sockets, and judges what is answered and what is left."""
+
+import asyncio
+import gc
+import hashlib
+import logging
+import socket
+import ssl
+import struct
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from random import Random
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import Message, Receive, Scope, Send
+
+from keepsight.api_settings import ApiSettings
+from keepsight.frontend.http.http_server import make_server
+from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.waiting_room import WaitingRoom
+from tests.frontend.http.drawn_sessions import Asked, Session, content_of, draw_session
+
+PEM = Path(__file__).parents[1] / "pictures_test.pem"
+# Much longer than anything takes, so that a connection that hangs is told from one that is slow.
+PATIENCE = 60.0
+NUM_AT_ONCE = 12
+ROOM_BYTES = 2**28
+
+
+class FuzzedServer:
+    """A server whose app answers by the request alone, and what it logs."""
+
+    def __init__(self, *, loop: str = "asyncio", is_tls: bool = False, has_h11: bool = False) -> None:
+        """With `has_h11`, the caller has replaced uvicorn's protocol by h11's."""
+        self.is_tls, self.has_h11 = is_tls, has_h11
+        certificate = str(PEM) if is_tls else None
+        self._server = make_server(self, ApiSettings(ssl_certfile=certificate, slow_client_seconds=PATIENCE))
+        self._server.config.loop = loop
+        self._room = WaitingRoom(1000, ROOM_BYTES)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._log = _Log()
+        self.logged_faults = self._log.faults
+        self.port = 0
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        root = logging.getLogger()
+        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
+            self.port = listener.getsockname()[1]
+            thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+            root.addHandler(self._log)
+            thread.start()
+            try:
+                yield
+            finally:
+                self._server.should_exit = True
+                thread.join(PATIENCE)
+                root.removeHandler(self._log)
+                assert not thread.is_alive()
+
+    async def check_nothing_is_left(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE):
+                while self._left():
+                    await asyncio.sleep(0.01)
+        assert not self._left(), self._left()
+        self._room.check_invariants()
+        assert (self._room.num_requests, self._room.num_bytes) == (0, 0)
+        assert not self.logged_faults, "\n".join(self.logged_faults)
+
+    def _left(self) -> list[object]:
+        """Return connections, tasks and timers, without the server's own tick.  (uvloop does not tell its timers.)"""
+        state, scheduled = self._server.server_state, list(getattr(self._loop, "_scheduled", ()))
+        timers = [each for each in scheduled if not each.cancelled() and "Timeout" not in repr(each)]
+        return [*state.connections, *state.tasks, *timers]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._loop = asyncio.get_running_loop()
+        # With h11, the path of a URL with a host is the whole URL, and a CONNECT, which has no path, comes here too.
+        path = scope["path"].removesuffix("/close").split("/")[-4:]
+        if len(path) < 4:
+            await send({"type": "http.response.start", "status": 404, "headers": []})
+            await send({"type": "http.response.body"})
+            return
+        mode, name, size, num_pieces = path
+        with suppress(ClientDisconnect):
+            digest = await self._read(mode, Request(scope, receive), receive)
+            is_last = scope["path"].endswith("/close")
+            await _answer(send, name, digest, content_of(name, digest, int(size)), int(num_pieces), is_last=is_last)
+
+    async def _read(self, mode: str, http: Request, receive: Receive) -> str:
+        if mode == "unread":
+            return "unknown"
+        if mode == "partly":
+            if (await receive())["type"] == "http.disconnect":
+                raise ClientDisconnect
+            return "unknown"
+        if mode == "received":
+            return hashlib.sha256(await http.body()).hexdigest()
+        async with reading_body(http, self._room, ROOM_BYTES, PATIENCE) as body:
+            with self._room.admit():
+                return hashlib.sha256(body).hexdigest()
+
+
+async def _answer(send: Send, name: str, digest: str, content: bytes, num_pieces: int, *, is_last: bool) -> None:
+    """Answer in one piece with its length, or stream."""
+    headers = [(b"x-name", name.encode()), (b"x-digest", digest.encode()), *[(b"connection", b"close")] * is_last]
+    if not num_pieces:
+        headers.append((b"content-length", str(len(content)).encode()))
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    length = len(content) // max(num_pieces, 1) + 1
+    for start in range(0, len(content), length):
+        message: Message = {"type": "http.response.body", "body": content[start : start + length], "more_body": True}
+        await send(message)
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body"})
+
+
+class _Log(logging.Handler):
+    """Collects what must not happen."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.faults: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info or record.levelno >= logging.ERROR or record.name == "asyncio":
+            traceback = logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+            self.faults.append(f"{record.name}: {record.getMessage()} {traceback}")
+
+
+# The client ----------------------------------------------------------------------------------------------------
+
+
+class WrongAnswerError(AssertionError):
+    pass
+
+
+class _Player:
+    def __init__(self, server: FuzzedServer, session: Session) -> None:
+        self._server, self._session = server, session
+        # Set once all is sent, and for each answer that has begun, 100 Continue included.
+        self._all_is_sent = asyncio.Event()
+        self._begun = {each.name: asyncio.Event() for each in session.asked}
+        self.num_answers = self.num_refusals = 0
+
+    async def play(self) -> None:
+        context = ssl._create_unverified_context() if self._server.is_tls else None
+        small = {"limit": 2**14}
+        async with asyncio.timeout(PATIENCE * 2 / 3):
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port, ssl=context, **small)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    sending = group.create_task(self._send(writer))
+                    group.create_task(self._judge(reader, sending))
+            finally:
+                writer.transport.abort()
+
+    # Sending
+
+    async def _send(self, writer: asyncio.StreamWriter) -> None:
+        session = self._session
+        try:
+            for each in session.asked:
+                # h11 refuses empty lines before a request.
+                await self._send_in_pieces(writer, each.head.lstrip() if self._server.has_h11 else each.head)
+                if each.expects and session.is_patient and each.sent_body and session.cut is None:
+                    await self._begun[each.name].wait()
+                await self._send_in_pieces(writer, each.sent_body)
+            if session.invalid is not None:
+                await self._send_in_pieces(writer, session.invalid.sent)
+        except (ConnectionError, ssl.SSLError, _CutError):
+            pass
+        self._all_is_sent.set()
+        if session.ending == "fin" and writer.can_write_eof():
+            with suppress(OSError):
+                writer.write_eof()
+        elif session.ending == "reset":
+            linger = struct.pack("ii", 1, 0)
+            with suppress(OSError):
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+        elif not session.is_judged_whole:
+            writer.close()
+
+    async def _send_in_pieces(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+        session, number = self._session, 0
+        while data:
+            length = session.pieces[number % len(session.pieces)]
+            number += 1
+            piece, data = data[:length], data[length:]
+            if session.cut is not None:
+                piece = piece[: session.cut]
+                session.cut -= len(piece)
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0.001 if session.pauses and number < 30 else 0)
+            if session.cut == 0:
+                raise _CutError
+
+    # Judging
+
+    async def _judge(self, reader: asyncio.StreamReader, sending: "asyncio.Task[None]") -> None:
+        session = self._session
+        try:
+            for each in session.asked:
+                await self._read_answer(reader, each)
+            if session.invalid is not None:
+                await self._read_refusal(reader)
+            elif session.ending == "finish" and not (self._server.is_tls and self._is_last_early):
+                await self._read_end(reader)
+        except (ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
+            if session.is_judged_whole and not self._may_be_cut():
+                raise WrongAnswerError(f"cut off after {self.num_answers} answers: {error!r}") from error
+        for begun in self._begun.values():
+            begun.set()
+        if session.is_judged_whole and session.invalid is None:
+            await sending
+
+    @property
+    def _is_last_early(self) -> bool:
+        """True if the last request may be answered before it is complete; over TLS the client then has to close."""
+        return self._session.asked[-1].mode in ("partly", "unread")
+
+    def _may_be_cut(self) -> bool:
+        """h11's protocol closes at once, and the kernel then resets the connection if the client still sends."""
+        session = self._session
+        may_send_on = session.invalid is not None or (session.asked[-1].closes and self._is_last_early)
+        return self._server.has_h11 and may_send_on
+
+    async def _pause(self) -> None:
+        if self._session.reading == "late":
+            await self._all_is_sent.wait()
+        elif self._session.reading == "bursts":
+            await asyncio.sleep(0.002)
+
+    async def _read_head(self, reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
+        await self._pause()
+        head = await reader.readuntil(b"\r\n\r\n")
+        first, *lines = head[:-4].split(b"\r\n")
+        version, status, _ = first.split(b" ", 2)
+        if version != b"HTTP/1.1":
+            raise WrongAnswerError(first)
+        return int(status), {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
+
+    async def _read_answer(self, reader: asyncio.StreamReader, asked: Asked) -> None:
+        status, headers = await self._read_head(reader)
+        self._begun[asked.name].set()
+        if status == 100 and asked.expects and not headers:
+            status, headers = await self._read_head(reader)
+        if status != 200 or headers[b"x-name"].decode() != asked.name:
+            raise WrongAnswerError(f"{asked.name}: {status} {headers}")
+        if headers[b"x-digest"].decode() != asked.digest:
+            raise WrongAnswerError(f"{asked.name}: the body was read wrongly")
+        content = await self._read_content(reader, asked, headers)
+        if content != (b"" if asked.method == "HEAD" else content_of(asked.name, asked.digest, asked.size)):
+            raise WrongAnswerError(f"{asked.name}: {len(content)} of {asked.size} bytes")
+        self.num_answers += 1
+
+    async def _read_content(self, reader: asyncio.StreamReader, asked: Asked, headers: dict[bytes, bytes]) -> bytes:
+        content = bytearray()
+        if asked.method == "HEAD":
+            return b""
+        if b"content-length" in headers:
+            return await reader.readexactly(int(headers[b"content-length"]))
+        if b"transfer-encoding" not in headers and self._server.is_tls and self._is_last_early:
+            return await reader.readexactly(asked.size)
+        if b"transfer-encoding" not in headers:
+            while piece := await reader.read(2**16):
+                content += piece
+            if not self._session.is_judged_whole and len(content) < asked.size:
+                raise asyncio.IncompleteReadError(bytes(content), asked.size)
+            return bytes(content)
+        while length := int(await reader.readuntil(b"\r\n"), 16):
+            content += await reader.readexactly(length)
+            if await reader.readexactly(2) != b"\r\n":
+                raise WrongAnswerError("a chunk without end")
+            await self._pause()
+        await reader.readexactly(2)
+        return bytes(content)
+
+    async def _read_refusal(self, reader: asyncio.StreamReader) -> None:
+        invalid = self._session.invalid
+        assert invalid is not None
+        status, headers = await self._read_head(reader)
+        if status in (200, 404) and invalid.is_disputed and self._server.has_h11:
+            return
+        asked = invalid.may_be_answered
+        if status == 200 and asked is not None and asked.mode in ("partly", "unread"):
+            if headers[b"x-name"].decode() != asked.name:
+                raise WrongAnswerError(f"{asked.name}: {headers}")
+            await self._read_content(reader, asked, headers)
+            if reader.at_eof() or self._server.is_tls:
+                return
+            try:
+                status, headers = await self._read_head(reader)
+            except (ConnectionError, asyncio.IncompleteReadError) as error:
+                if isinstance(error, asyncio.IncompleteReadError) and error.partial:
+                    raise WrongAnswerError(error.partial) from error
+                return
+        if not 400 <= status < 500 or headers[b"connection"] != b"close":
+            raise WrongAnswerError(f"what is invalid is answered with {status} {headers}")
+        await reader.readexactly(int(headers[b"content-length"]))
+        self.num_refusals += 1
+        if not self._server.is_tls:  # over TLS the client has to close first
+            await self._read_end(reader)
+
+    async def _read_end(self, reader: asyncio.StreamReader) -> None:
+        if more := await reader.read(1000):
+            raise WrongAnswerError(f"something follows the last answer: {more!r}")
+
+
+class _CutError(Exception):
+    """The client has sent all that it wants to."""
+
+
+async def _play_all(server: FuzzedServer, seed: int, numbers: range) -> Counter[str]:
+    limit, counts, faults = asyncio.Semaphore(NUM_AT_ONCE), Counter[str](), list[str]()
+
+    async def play(number: int) -> None:
+        async with limit:
+            player = _Player(server, draw_session(Random(f"{seed} {number}")))
+            try:
+                await player.play()
+            except Exception as fault:
+                reasons = fault.exceptions if isinstance(fault, ExceptionGroup) else [fault]
+                faults.extend(f"seed {seed}, session {number}: {reason!r}" for reason in reasons)
+        counts.update(sessions=1, answers=player.num_answers, refusals=player.num_refusals)
+
+    await asyncio.gather(*map(play, numbers))
+    assert not faults, "\n".join([*faults, *server.logged_faults])
+    gc.collect()
+    await server.check_nothing_is_left()
+    return counts
+
+
+def fuzz(server: FuzzedServer, seed: int, numbers: range) -> Counter[str]:
+    """Play these sessions; return how many there were, with how many answers and refusals."""
+    with server.running():
+        return asyncio.run(_play_all(server, seed, numbers))
