@@ -41,7 +41,7 @@ path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
     options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, run_directory=Path(path),
     pixel_mode="shared", num_frontends=int(num_frontends), num_engines=int(num_engines), api=ApiSettings(),
-    shutdown_seconds=float(shutdown_seconds), watchdog_seconds=0.5,
+    shutdown_seconds=float(shutdown_seconds), watchdog_seconds=12.5,
 )
 with socket.create_server(("127.0.0.1", 0)) as listener, take_signals() as signals:
     try:
@@ -207,6 +207,7 @@ def test_options_longer_than_a_socket_holds_reach_all_processes(stage: Stage) ->
     again = stage.next()
     again.do("ready")
     assert engine.start["options"] == frontend.start["options"] == again.start["options"] == stage.options
+    assert engine.start["watchdog_seconds"] == again.start["watchdog_seconds"] == 12.5
     assert kinds([frontend.hear(), frontend.hear()]) == ["EngineLost", "EngineReady"]
 
 

@@ -77,7 +77,7 @@ class ServerSettings:
     # Time for running answers to finish when the server is asked to end.
     shutdown_seconds: float
     # As in `StartEngine`.
-    watchdog_seconds: float
+    watchdog_seconds: float | None
 
 
 class _Stage(enum.IntEnum):

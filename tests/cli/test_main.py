@@ -15,6 +15,7 @@ from keepsight.cli import main as main_module
 from keepsight.cli import serve
 from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
+from keepsight.supervisor import ServerSettings
 from tests.drawn import draw
 
 # stat() fails on this path, as in a folder of another user's.
@@ -83,7 +84,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
     [
         (["serve", "--port", "70000"], "keepsight serve: --port: must be from 0 to 65535, not 70000"),
         (["serve", "--shutdown-timeout", "-1"], "keepsight serve: --shutdown-timeout: must be at least 0, not -1.0"),
-        (["serve", "--watchdog-timeout", "-1"], "keepsight serve: --watchdog-timeout: must be at least 0, not -1.0"),
+        (["serve", "--watchdog-timeout", "-1"], "keepsight serve: --watchdog-timeout: must be at least 10, not -1.0"),
         (["serve", "--api-server-count", "0"], "keepsight serve: --api-server-count: must be at least 1, not 0"),
         (["serve", "--data-parallel-size", "0"], "keepsight serve: --data-parallel-size: must be at least 1, not 0"),
         (["serve", "--served-model-name", "a", "\udcff"], "keepsight serve: --served-model-name: is not UTF-8"),
@@ -196,6 +197,21 @@ def test_the_demo_is_named_if_it_is_served_because_no_model_is_given(
     monkeypatch.setattr(serve, "Supervisor", lambda *_: SimpleNamespace(run=lambda: 0))
     assert main(["serve", *models, "--port", "0", "--served-model-name", "gemma"]) == 0
     assert ("no model is given: the built-in demo is served" in caplog.text) == is_named
+
+
+@pytest.mark.parametrize(("values", "seconds"), [([], None), (["0"], 0), (["90"], 90)])
+def test_the_time_that_a_step_may_take_reaches_the_server(
+    values: list[str], seconds: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[ServerSettings] = []
+
+    def supervise(settings: ServerSettings, *_: object) -> SimpleNamespace:
+        taken.append(settings)
+        return SimpleNamespace(run=lambda: 0)
+
+    monkeypatch.setattr(serve, "Supervisor", supervise)
+    assert main(["serve", "--port", "0", *(f"--watchdog-timeout={value}" for value in values)]) == 0
+    assert [settings.watchdog_seconds for settings in taken] == [seconds]
 
 
 @pytest.mark.parametrize(

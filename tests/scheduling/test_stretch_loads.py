@@ -192,6 +192,18 @@ def test_a_load_that_several_wait_for_counts_as_loaded_once() -> None:
     assert kv_cache.num_hit_tokens == 3 * 2 * TOKENS
 
 
+def test_a_load_counts_even_if_the_first_that_waited_for_it_leaves() -> None:
+    drive = drive_over(after_asking(2 * TOKENS + 1))
+    drive.loads = False
+    for number in range(3):
+        drive.add(make_request(f"{number}", 2 * TOKENS + 1))
+    drive.step()
+    drive.load_stretches(next(iter(drive.stretch_loads)), 2)
+    drive.scheduler.abort("0")
+    drive.run()
+    assert drive.scheduler.kv_cache.num_loaded_hit_tokens == 2 * TOKENS
+
+
 def test_an_unused_load_counts_no_hit() -> None:
     before = after_asking(6 * TOKENS)
     drive = drive_over(before)

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watchdog-timeout",
         type=float,
-        default=300.0,
-        help="seconds that a step of an engine may take before the engine is replaced, 0: any number (default: 300)",
+        help="seconds that a step of an engine may take before the engine is replaced, at least 10, or 0 for any "
+        "number (default: 300 on a GPU; 0 on a CPU, where a large model's may take as long)",
     )
     add_api_arguments(parser)
     add_model_arguments(parser, takes_adapters=True)
@@ -80,9 +80,8 @@ def run(arguments: argparse.Namespace) -> int:
     model_name = arguments.served_model_name[0] if arguments.served_model_name else config.model_name
     _check_names(config, (model_name, *api.more_model_names))
     check_arguments_are_text(arguments)
-    check_minimums(
-        arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0, "watchdog_timeout": 0}
-    )
+    minimums = {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0}
+    check_minimums(arguments, minimums | ({"watchdog_timeout": 10} if arguments.watchdog_timeout else {}))
     _allow_many_open_files()
     # Before the model is loaded: a port that is in use should be reported at once.
     with (

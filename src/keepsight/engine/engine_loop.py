@@ -96,8 +96,8 @@ class EngineLoop:
 
     @property
     def beat(self) -> int | None:
-        """A number that changes with each step and each piece of work; None while the loop waits for messages."""
-        return None if self._inbox.is_waited_at else self._num_beats
+        """A number that changes with each step; None while the loop waits for messages, or comes to its end."""
+        return None if self._inbox.is_waited_at or self._inbox.is_closed else self._num_beats
 
     def report_all_held(self) -> None:
         """Soon tell all frontends which media are held; telling one twice does no harm. Callable from any thread."""

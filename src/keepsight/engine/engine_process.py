@@ -20,7 +20,7 @@ from keepsight.engine.machine_part import MachinePart
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.engine.report_tiers import TierReporter
 from keepsight.engine.route_outputs import OutputRouter
-from keepsight.engine.watchdog import Watchdog, end_process
+from keepsight.engine.watchdog import DEFAULT_SECONDS, Watchdog, end_process
 from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
@@ -52,6 +52,8 @@ class EngineProcess:
         if engine.tiers is not None or engine.prefixes is not None:
             self._reporter = TierReporter(meter.measure_tiers, self._send)
         self._is_asked_to_end, self._step_seconds = False, start.watchdog_seconds
+        if self._step_seconds is None:
+            self._step_seconds = 0.0 if engine.computes_on_cores else DEFAULT_SECONDS
 
     def run(self) -> int:
         """Run the loop until it ends. Return the exit status."""

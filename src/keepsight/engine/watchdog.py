@@ -1,7 +1,7 @@
 """Ends the engine's process when a step never ends, as when a driver hangs: its requests would wait for ever.
 
 To the rest of the server that is an engine that died. Watches from a thread of its own, so what hangs must have
-released the interpreter's lock, as torch and our kernels do.
+released the interpreter's lock, as torch and our kernels do. Work beside the steps is not watched.
 """
 
 import faulthandler
@@ -12,15 +12,17 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# How often the beat is read within the time limit. Counting looks instead of seconds spares a process that was itself
-# stopped for long, as with its container.
+# Used on a GPU. On a CPU the step of a large model may take as long.
+DEFAULT_SECONDS = 300.0
+# How often the beat is read within the time limit. A process that was itself stopped, as with its container, has
+# missed one look, however long that was.
 NUM_LOOKS = 10
 
 
 class Watchdog:
-    def __init__(self, beat: Callable[[], int | None], seconds: float, bark: Callable[[float], None]) -> None:
-        """Call `bark` once the same `beat` was read for `seconds`. None: nothing is to be watched at the moment."""
-        self._beat, self._seconds, self._bark = beat, seconds, bark
+    def __init__(self, beat: Callable[[], int | None], seconds: float, end: Callable[[], None]) -> None:
+        """Call `end` once the same `beat` was read for `seconds`. None: nothing is to be watched at the moment."""
+        self._beat, self._seconds, self._end = beat, seconds, end
         self._is_closed = threading.Event()
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
@@ -29,16 +31,19 @@ class Watchdog:
 
     def _watch(self) -> None:
         last, num_equal = self._beat(), 0
-        while not self._is_closed.wait(self._seconds / NUM_LOOKS):
+        while not self._is_closed.wait(min(self._seconds / NUM_LOOKS, threading.TIMEOUT_MAX)):
             beat = self._beat()
             num_equal = num_equal + 1 if beat is not None and beat == last else 0
             last = beat
             if num_equal == NUM_LOOKS:
-                self._bark(self._seconds)
-                return
+                logger.critical("a step has not ended for %g s. Where this engine's threads are:", self._seconds)
+                faulthandler.dump_traceback()
+                # Unless it had to wait for whoever reads the log, and now goes on.
+                if self._beat() == last:
+                    self._end()
+                    return
 
 
-def end_process(seconds: float) -> None:
-    logger.critical("a step has not ended for %g s: this engine gives up. Where its threads are:", seconds)
-    faulthandler.dump_traceback()
+def end_process() -> None:
+    logger.critical("this engine gives up")
     os._exit(1)

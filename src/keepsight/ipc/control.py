@@ -49,8 +49,8 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
     # The checkpoint's files, as they were when the server started.
     files: Files
-    # The longest that one of its steps may take; 0: no limit.
-    watchdog_seconds: float
+    # The longest that one of its steps may take; 0: no limit; None: what suits the device.
+    watchdog_seconds: float | None
     # Its rank among the engines that do the same work and share the machine, and their number.
     rank: int = 0
     num_engines: int = 1

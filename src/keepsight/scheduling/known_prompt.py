@@ -65,4 +65,4 @@ def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> N
         return
     state.num_cached_tokens = hit.num_tokens
     if state.is_first_choice and not state.wants_prompt_logprobs:
-        kv_cache.count(hit, state.num_tokens, state.num_loaded_tokens)
+        kv_cache.count(hit, state.num_tokens, 0 if state.loaded is None else state.loaded.take())

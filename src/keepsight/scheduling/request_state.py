@@ -55,6 +55,17 @@ FOR_MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)
 Origin = Literal["device", "tier", "made"]
 
 
+class LoadedTokens:
+    """Prompt tokens that came from a tier for all who waited for them; the first that begins counts them as loaded."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._num_tokens = num_tokens
+
+    def take(self) -> int:
+        taken, self._num_tokens = self._num_tokens, 0
+        return taken
+
+
 class Begun(NamedTuple):
     """A request that has its first token, or for whose later tokens more media had to be loaded or encoded."""
 
@@ -104,8 +115,8 @@ class RequestState:
     num_guessed: int = 0
     # The number of prompt tokens found in the prefix cache when the sequence began.
     num_cached_tokens: int = 0
-    # The number of prompt tokens loaded for it: at most so many of the cached ones were loaded.
-    num_loaded_tokens: int = 0
+    # Prompt tokens loaded for it, and for others that waited for the same ones.
+    loaded: LoadedTokens | None = None
     num_preemptions: int = 0
     # How far it was computed when it last gave up its pages because it waited for media.
     gave_way_at: int = 0

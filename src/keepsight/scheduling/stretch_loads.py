@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
-from keepsight.scheduling.request_state import RequestState, Status
+from keepsight.scheduling.request_state import LoadedTokens, RequestState, Status
 from keepsight.scheduling.step_plan import PageFill
 
 
@@ -97,9 +97,9 @@ class StretchLoads:
     def end(self, load: StretchLoad, num_loaded: int) -> list[RequestState]:
         """End a load that brought `num_loaded` stretches.  Return the sequences that waited and are still alive."""
         states = [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
-        # Loaded once: the others find what the first one loaded.
-        for state in states[:1]:
-            state.num_loaded_tokens = num_loaded * self.num_tokens_each
+        loaded = LoadedTokens(num_loaded * self.num_tokens_each)
+        for state in states:
+            state.loaded = loaded
         self._under_way.remove(load)
         self._came.append((load, states))
         return states

@@ -17,7 +17,7 @@ class FakeStream:
 
 
 class FakeNetwork:
-    """Addresses that answer at once, that refuse, or that never answer until `may_answer` is set."""
+    """Addresses that answer or refuse at once, and others that do so once `may_answer` is set."""
 
     def __init__(self) -> None:
         self.tried: list[str] = []
@@ -29,6 +29,7 @@ class FakeNetwork:
         self.tried.append(address)
         if address.startswith("refuses"):
             raise httpcore.ConnectError(address)
+        assert not address.startswith("breaks"), address
         if not address.startswith("answers"):
             try:
                 await self.may_answer.wait()
@@ -36,12 +37,21 @@ class FakeNetwork:
                 self.canceled.append(address)
                 if not address.startswith("stubborn"):
                     raise
+        if address.startswith("fails late"):
+            raise httpcore.ConnectTimeout(address)
         self.made.append(FakeStream(address))
         return cast(Stream, self.made[-1])
 
 
 async def race(network: FakeNetwork, *addresses: str) -> str:
     return cast(FakeStream, await race_addresses(addresses, network.connect)).address
+
+
+async def until_nothing_is_left() -> None:
+    for _ in range(2):  # tasks that ended may begin others
+        while len(asyncio.all_tasks()) > 1:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
 
 
 @pytest.fixture
@@ -68,6 +78,7 @@ def test_addresses_that_do_not_answer_are_passed_and_their_attempts_end() -> Non
     async def run() -> None:
         network = FakeNetwork()
         assert await race(network, "silent 1", "silent 2", "answers 3", "answers 4") == "answers 3"
+        await until_nothing_is_left()
         assert sorted(network.canceled) == ["silent 1", "silent 2"]
         assert [stream.is_closed for stream in network.made] == [False]
 
@@ -96,6 +107,7 @@ def test_of_two_that_answer_at_once_one_is_closed() -> None:
             await asyncio.sleep(0)
         network.may_answer.set()
         winner = await first
+        await until_nothing_is_left()
         assert {stream.address: stream.is_closed for stream in network.made} == {
             address: address != winner for address in ("late 1", "late 2")
         }
@@ -108,29 +120,60 @@ def test_an_attempt_that_connects_although_it_was_canceled_is_closed() -> None:
     async def run() -> None:
         network = FakeNetwork()
         assert await race(network, "stubborn 1", "answers 2") == "answers 2"
+        await until_nothing_is_left()
         assert {stream.address: stream.is_closed for stream in network.made} == {"stubborn 1": True, "answers 2": False}
 
     asyncio.run(run())
 
 
 @pytest.mark.usefixtures("no_head_start")
-def test_a_race_that_is_canceled_leaves_no_attempt_behind() -> None:
+@pytest.mark.parametrize("second_name", ["silent 2", "stubborn 2", "late 2"])
+@pytest.mark.parametrize("num_turns", range(4))
+@pytest.mark.parametrize("num_cancels", [1, 2])
+def test_a_race_that_is_canceled_leaves_nothing_behind(num_cancels: int, num_turns: int, second_name: str) -> None:
     async def run() -> None:
         network = FakeNetwork()
-        first = asyncio.create_task(race(network, "silent 1", "silent 2"))
+        first = asyncio.create_task(race(network, "silent 1", second_name))
         while len(network.tried) < 2:
             await asyncio.sleep(0)
-        first.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await first
-        assert sorted(network.canceled) == ["silent 1", "silent 2"]
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        if second_name == "late 2":
+            network.may_answer.set()
+        for _ in range(num_cancels):
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            first.cancel()
+        [winner] = await asyncio.gather(first, return_exceptions=True)
+        await until_nothing_is_left()
+        assert [stream.address for stream in network.made if not stream.is_closed] in ([], [winner])
 
     asyncio.run(run())
 
 
-def test_the_last_failure_is_told_and_no_address_is_a_failure() -> None:
+def test_the_failure_of_the_last_address_is_told_and_no_address_is_a_failure() -> None:
     with pytest.raises(httpcore.ConnectError, match="refuses 2"):
         asyncio.run(race(FakeNetwork(), "refuses 1", "refuses 2"))
+
+
+@pytest.mark.usefixtures("no_head_start")
+def test_the_failure_of_the_last_address_is_told_even_if_another_fails_later() -> None:
+    async def run() -> None:
+        network = FakeNetwork()
+        first = asyncio.create_task(race(network, "fails late 1", "refuses 2"))
+        while len(network.tried) < 2:
+            await asyncio.sleep(0)
+        network.may_answer.set()
+        with pytest.raises(httpcore.ConnectError, match="refuses 2"):
+            await first
+
+    asyncio.run(run())
+
+
+@pytest.mark.usefixtures("no_head_start")
+def test_what_is_not_about_the_address_is_raised_at_once() -> None:
+    with pytest.raises(AssertionError, match="breaks 1"):
+        asyncio.run(race(FakeNetwork(), "breaks 1", "answers 2"))
+
+
+def test_without_an_address_nothing_is_reached() -> None:
     with pytest.raises(httpcore.ConnectError, match="no address"):
         asyncio.run(race(FakeNetwork()))

@@ -9,44 +9,50 @@ Stream = httpcore.AsyncNetworkStream
 Connect = Callable[[str], Coroutine[None, None, Stream]]
 # How long an address may take before the next one is tried as well.
 HEAD_START_SECONDS = 0.25
+# Losers of races that are being closed. The event loop itself keeps no task alive.
+_closing = set[asyncio.Task[None]]()
 
 
 async def race_addresses(addresses: Iterable[str], connect: Connect) -> Stream:
-    attempts: set[asyncio.Task[Stream]] = set()
-    winner: Stream | None = None
+    """Return the first connection made; if there is none, raise what the last address failed with.
+
+    Cancelable at any moment, also twice: what is left behind closes itself.
+    """
+    untried, attempts = list(addresses), list[asyncio.Task[Stream]]()
+    winner: asyncio.Task[Stream] | None = None
     try:
-        winner = await _find_first(list(addresses), connect, attempts)
-        await _end(attempts)
-    except BaseException:
-        await _end(attempts)
-        if winner is not None:
-            await winner.aclose()
-        raise
-    return winner
+        while untried or not all(attempt.done() for attempt in attempts):
+            if untried:
+                attempts.append(asyncio.create_task(connect(untried.pop(0))))
+            under_way = [attempt for attempt in attempts if not attempt.done()]
+            head_start = HEAD_START_SECONDS if untried else None
+            await asyncio.wait(under_way, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
+            winner = next(filter(_has_connected, attempts), None)
+            if winner is not None:
+                return winner.result()
+        if not attempts:
+            raise httpcore.ConnectError("the host has no address")
+        return attempts[-1].result()
+    finally:
+        for attempt in attempts:
+            if attempt is not winner:
+                attempt.cancel()
+                attempt.add_done_callback(_close)
 
 
-async def _find_first(untried: list[str], connect: Connect, attempts: set[asyncio.Task[Stream]]) -> Stream:
-    """Return the first connection; leave those still attempted in `attempts`."""
-    failure: BaseException = httpcore.ConnectError("the host has no address")
-    while untried or attempts:
-        if untried:
-            attempts.add(asyncio.create_task(connect(untried.pop(0))))
-        head_start = HEAD_START_SECONDS if untried else None
-        ended, _ = await asyncio.wait(attempts, timeout=head_start, return_when=asyncio.FIRST_COMPLETED)
-        for attempt in ended:
-            attempts.discard(attempt)
-            error = attempt.exception()
-            if error is None:
-                return attempt.result()
-            failure = error
-    raise failure
+def _has_connected(attempt: asyncio.Task[Stream]) -> bool:
+    """Return whether the attempt has succeeded. Raise what no other address would be spared."""
+    if not attempt.done():
+        return False
+    error = attempt.exception()
+    if error is None or isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
+        return error is None
+    raise error
 
 
-async def _end(attempts: set[asyncio.Task[Stream]]) -> None:
-    """Cancel them, and close the connections that were made nevertheless."""
-    for attempt in attempts:
-        attempt.cancel()
-    for ended in await asyncio.gather(*attempts, return_exceptions=True):
-        if not isinstance(ended, BaseException):
-            await ended.aclose()
-    attempts.clear()
+def _close(attempt: asyncio.Task[Stream]) -> None:
+    """Close a connection that was made although it was not wanted any more."""
+    if not attempt.cancelled() and attempt.exception() is None:
+        task = asyncio.ensure_future(attempt.result().aclose())
+        _closing.add(task)
+        task.add_done_callback(_closing.discard)
