@@ -9,7 +9,7 @@ import signal
 
 from keepsight.errors import ModelNotFoundError
 from keepsight.frontend.pixels import media_worker
-from keepsight.frontend.pixels.make_pixels import FilmLook, Job, Made, PictureJob
+from keepsight.frontend.pixels.make_pixels import FilmJob, FilmLook, Job, Made, PictureJob
 from keepsight.frontend.pixels.picture_wire import receive_job
 from keepsight.media import Geometry, Timeline
 
@@ -34,6 +34,13 @@ class _MisbehavingJob(PictureJob, frozen=True):
         return super().run()
 
 
+class _MisbehavingFilm(FilmJob, frozen=True):
+    def run(self) -> Made:
+        if self.source == STOP:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().run()
+
+
 class _MisbehavingLook(FilmLook, frozen=True):
     def run(self) -> Geometry:
         if self.source == STOP:
@@ -44,6 +51,8 @@ class _MisbehavingLook(FilmLook, frozen=True):
 def _as_misbehaving(job: Job) -> Job:
     if isinstance(job, FilmLook):
         return _MisbehavingLook(job.source, job.field)
+    if isinstance(job, FilmJob):
+        return _MisbehavingFilm(job.source, job.field, job.parts, job.config)
     if isinstance(job, PictureJob):
         return _MisbehavingJob(job.source, job.field, job.parts, job.config)
     return job

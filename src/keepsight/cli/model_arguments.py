@@ -90,7 +90,9 @@ _HELP = {
         ),
         "mm_shm_cache_max_object_size_mb": "largest picture in the ring of shm, in MiB",
         "verify_hits": "fraction of the processor cache's hits to recompute and compare, 0 to 1",
-        "media_workers": "processes for pictures, and as many for films; threads in LLM (default: one per core)",
+        "media_workers": (
+            "processes for pictures, as many for films and as many for looks; threads in LLM (default: one per core)"
+        ),
     },
     "tiers for embeddings that the encoder cache evicts": {
         "encoder_host_cache_gb": "GiB of host memory, 0 for none (default: 1, at most 5 % of what is available)",

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -297,10 +297,33 @@ def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: M
         for job, made in zip(jobs, threads.map(workers.make, jobs), strict=True):
             assert_equal(made, job.run())
     template, *others = workers.pids()
-    # Films have the same number of seats, in addition.
-    assert 1 <= len(others) <= 2 + 2
+    # Films and looks have the same number of seats, in addition.
+    assert 1 <= len(others) <= 2 + 2 + 2
     assert_works(workers)
     assert workers.pids() == [template, *others]
+
+
+def test_nothing_is_kept_from_being_looked_at_by_films_and_pictures_that_are_being_made(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    misbehave(monkeypatch)
+    workers = start(1)
+    config = ImageProcessorConfig()
+    long = FilmJob(STOP, FIELD, {"": Moment(0, 19)}, config), PictureJob(STOP, FIELD, {"": None}, config)
+    with ThreadPoolExecutor(4) as threads:
+        making = [threads.submit(workers.make, job) for job in long]
+        wait_until(lambda: len(workers.pids()) == 1 + len(long))
+        wait_until(lambda: all(map(is_stopped, workers.pids()[1:])))
+        looks: list[Future[object]] = [
+            threads.submit(lambda: workers.read_film(film(), FIELD).timeline),
+            threads.submit(lambda: workers.read_document(write_pdf(Page()), FIELD)),
+        ]
+        try:
+            assert all(look.result(SOON) for look in looks)
+        finally:
+            workers.close()
+    for made in making:
+        assert isinstance(made.exception(), RuntimeError | UnreadablePictureError)
 
 
 def test_the_template_has_one_thread_or_it_could_not_be_forked(workers: MediaWorkers) -> None:
@@ -394,7 +417,7 @@ def test_closing_while_the_first_is_being_started_ends_all(start: Start) -> None
     workers.start()
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(workers.make, job_of(picture()))
-        wait_until(lambda: workers._for_pictures.empty())
+        wait_until(lambda: workers._free["pictures"].empty())
         workers.close()
         with pytest.raises(RuntimeError, match="closed"):
             making.result(SOON)
@@ -472,10 +495,11 @@ def test_a_picture_that_takes_too_long_is_refused_and_not_retried(
     assert_works(misbehaving)
 
 
-def test_a_sound_may_not_take_as_long_as_a_picture_in_whose_seats_it_is_decoded_and_a_film_longer() -> None:
+def test_a_sound_may_not_take_as_long_as_a_picture_in_whose_seats_it_is_decoded_and_only_making_a_film_longer() -> None:
     sound = media_worker.max_cpu_seconds(SoundLook(b"", FIELD, 16_000))
     picture = media_worker.max_cpu_seconds(job_of_bytes(b""))
-    assert 4 * sound <= picture < media_worker.max_cpu_seconds(FilmLook(b"", FIELD))
+    assert 4 * sound <= picture == media_worker.max_cpu_seconds(FilmLook(b"", FIELD))
+    assert picture < media_worker.max_cpu_seconds(FilmJob(b"", FIELD, {}, ImageProcessorConfig()))
 
 
 def test_a_stuck_worker_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,18 @@ class Made:
     seconds: tuple[float, float]
 
 
+# Films may take minutes to make. Looks take moments, but a request cannot be prepared before they are done.
+Work = Literal["pictures", "films", "looks"]
+
+
 class _Job(msgspec.Struct, frozen=True, tag=True):
-    # How messages name the source.
+    # How messages name the source; and the kind of work, which waits for no other kind.
     what: ClassVar[Literal["picture", "film", "sound", "PDF"]] = "picture"
+    work: ClassVar[Work] = "pictures"
+
+
+class _Look(_Job, frozen=True):
+    work = "looks"
 
 
 class PictureJob(_Job, frozen=True):
@@ -81,6 +90,7 @@ class FilmJob(_Job, frozen=True):
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
     what = "film"
+    work = "films"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -181,7 +191,7 @@ def _draw(job: PictureJob | BorrowedJob) -> Pixels:
     return render_page(job.source, job.page, job.field)
 
 
-class BorrowedLook(_Job, frozen=True):
+class BorrowedLook(_Look, frozen=True):
     """Finds how the checkpoint's own processor lays out a picture of some size."""
 
     processor: BorrowedProcessor
@@ -195,7 +205,7 @@ class BorrowedLook(_Job, frozen=True):
         return load_pictures(self.processor).lay_out(self.geometry, self.field)
 
 
-class FilmLook(_Job, frozen=True):
+class FilmLook(_Look, frozen=True):
     """Counts and measures a film's frames, which takes the same code that decodes them."""
 
     source: Any  # FilmSource
@@ -210,7 +220,7 @@ class FilmLook(_Job, frozen=True):
         check_film(geometry, self.field, self.max_pixels)
 
 
-class SoundLook(_Job, frozen=True):
+class SoundLook(_Look, frozen=True):
     """Counts a sound's samples, which takes the same code that decodes them."""
 
     source: Any  # SoundSource
@@ -225,7 +235,7 @@ class SoundLook(_Job, frozen=True):
         check_sound(geometry, self.field, self.sampling_rate)
 
 
-class DocumentLook(_Job, frozen=True):
+class DocumentLook(_Look, frozen=True):
     """Measures a PDF's pages, and reads their text."""
 
     source: bytes

@@ -139,7 +139,7 @@ def _fork_worker(control: socket.socket, connection: socket.socket) -> None:
 
 
 def max_cpu_seconds(job: Job) -> int:
-    if job.what == "film":
+    if job.work == "films":
         return MAX_FILM_CPU_SECONDS
     return MAX_SOUND_CPU_SECONDS if job.what == "sound" else MAX_CPU_SECONDS
 

@@ -1,7 +1,8 @@
 """Decodes media in subprocesses, so that a decoder that crashes takes down only its own process, not the server.
 
 Each caller borrows a worker for a picture; the template process (`media_worker`) forks a new one when there is none.
-Films have seats of their own, as they may take minutes: the system shares the cores between them and pictures.
+Films have seats of their own, as they may take minutes, and so have looks, without which no request with new media can
+be prepared: the system shares the cores between them and pictures.
 Knows no cache and no waiters: those are in `MediaPool`, whose threads call `make`. Invariant: a seat holds one worker
 or none, and the worker of a free seat is idle.
 """
@@ -20,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -39,6 +40,7 @@ from keepsight.frontend.pixels.make_pixels import (
     Made,
     MakingJob,
     SoundLook,
+    Work,
 )
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
@@ -64,9 +66,9 @@ class MediaWorkers:
     """The worker processes. May be used from several threads; close it before the pool whose threads may wait here."""
 
     def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
-        """`num_workers` is the number for pictures and sounds; there are as many again for films."""
-        self._for_pictures, self._for_films = _free_seats(num_workers), _free_seats(num_workers)
-        self._seats = [*self._for_pictures.queue, *self._for_films.queue]
+        """`num_workers`: how many there are for each kind of work."""
+        self._free: dict[Work, LifoQueue[_Seat]] = {work: _free_seats(num_workers) for work in get_args(Work)}
+        self._seats = [seat for free in self._free.values() for seat in free.queue]
         self._lock = threading.Lock()
         self._template: _Template | None = None
         # The processor that a template loads before it forks.
@@ -128,8 +130,8 @@ class MediaWorkers:
             if self._template is not None:
                 self._template.end()
                 self._template = None
-        for free in (self._for_pictures, self._for_films):
-            for seat in [free.get() for _ in range(len(self._seats) // 2)]:
+        for free in self._free.values():
+            for seat in [free.get() for _ in range(len(self._seats) // len(self._free))]:
                 self._clear(seat)
                 free.put(seat)
 
@@ -141,13 +143,13 @@ class MediaWorkers:
 
     def check_invariants(self) -> None:
         """Check invariants, which hold while no thread is in `make`."""
-        free = [*self._for_pictures.queue, *self._for_films.queue]
+        free = [seat for free in self._free.values() for seat in free.queue]
         assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
     def _ask(self, job: Job) -> Any:
         """Return what the job's `run` returns, from a worker."""
-        free = self._for_films if job.what == "film" else self._for_pictures
+        free = self._free[job.work]
         seat = free.get()
         try:
             answer = self._ask_in(seat, job)
