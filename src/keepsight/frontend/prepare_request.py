@@ -37,7 +37,7 @@ from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.prompt.media_of_prompt import NO_UUIDS, MediaOfPrompt, UuidsOfPrompt, parts_of_prompt
 from keepsight.frontend.prompt.plain_text import PlainText
 from keepsight.frontend.prompt.prompt_limits import PromptLimits
-from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages
+from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, read_messages
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
@@ -205,9 +205,8 @@ class RequestPreparer:
     ) -> Conversation:
         fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
         pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
-        return unfold_documents(
-            replace(conversation, pictures=fetched), pages_of, self._as_plain_text, self.intake.check_count
-        )
+        conversation = replace(conversation, pictures=fetched)
+        return unfold_documents(conversation, pages_of, self._as_plain_text, self.intake.check_count)
 
     def split_off_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """Split off the thought that answers may begin with, if any, and exempt it from the answers' form."""
@@ -238,18 +237,24 @@ class RequestPreparer:
         check_kinds(conversation.pictures, self.processor)
         return self.intake.find_remote(conversation.pictures)
 
-    def name_media(
-        self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
-    ) -> tuple[NamedPicture, ...]:
+    def name_media(self, part: PicturePart, cache_salt: str | None) -> tuple[NamedPicture, ...]:
         """Name one picture by itself, as requests without further options would; for a PDF, name all its pages."""
+        return self.name_fetched(self.fetch_media(part, cache_salt, NOTHING_DOWNLOADED), cache_salt)
+
+    def fetch_media(self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded) -> PicturePart:
+        """Return one picture, film, sound or PDF with its bytes and the kind that these are."""
         if self.processor is None:
             raise refuse_all([part], part.field)
-        parts = self.intake.fetch_all([part], cache_salt, downloaded)
-        if isinstance(source := parts[0].source, bytes):
-            if looks_like_a_document(source):
-                parts = [page for page, _ in self._identifier.pages_of(parts[0], cache_salt)]
-            else:
-                parts = [replace(parts[0], modality=self._identifier.guess_kind(source, part.field, self.processor))]
+        [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
+        if not isinstance(content := fetched.source, bytes):
+            return fetched
+        if looks_like_a_document(content):
+            return DocumentPart(content, part.field)
+        return replace(fetched, modality=self._identifier.guess_kind(content, part.field, self.processor))
+
+    def name_fetched(self, part: PicturePart, cache_salt: str | None) -> tuple[NamedPicture, ...]:
+        pages_of = self._identifier.pages_of
+        parts = [page for page, _ in pages_of(part, cache_salt)] if isinstance(part, DocumentPart) else [part]
         config = self._processor_for(parts, None, part.field)
         looked_at = [self._identifier.look_at(each, config, cache_salt) for each in parts]
         return self._identifier.name(looked_at, cache_salt)

@@ -20,11 +20,12 @@ from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api import prepare_answer, request_log
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.api.media_api import MAX_UPLOADS_NAMED_AT_ONCE
+from keepsight.frontend.api.media_api import MAX_UPLOADS_LOOKED_AT
 from keepsight.frontend.intake.media_handles import MediaHandles
 from keepsight.frontend.media_query import MediaPlaces
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.app_client import MODEL, Client, error_of
@@ -143,30 +144,32 @@ def test_a_pdf_of_another_caller_is_not_found(shared: Server) -> None:
     assert error_of(answer) == (404, "messages[0].content[0].file.file_id", "media_not_found")
 
 
-def test_uploads_that_wait_for_a_worker_leave_threads_for_others(
+def test_uploads_that_wait_for_a_worker_leave_threads_for_others_and_hold_up_no_picture(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    media_id, looked_at = server.upload()["id"], threading.Event()
-    waiting, name_media = threading.Semaphore(0), server.preparer.name_media
+    media_id, picture_id, looked_at = server.upload(DOCUMENT)["id"], server.upload()["id"], threading.Event()
+    waiting, name_fetched = threading.Semaphore(0), server.preparer.name_fetched
 
-    def wait_for_worker(*args: Any) -> Any:
-        waiting.release()
-        assert looked_at.wait(SOON)
-        return name_media(*args)
+    def wait_for_worker(part: PicturePart, salt: str | None) -> Any:
+        if isinstance(part, DocumentPart):
+            waiting.release()
+            assert looked_at.wait(SOON)
+        return name_fetched(part, salt)
 
     async def ask_meanwhile() -> httpx.Response:
         app = create_app(server.preparer, server.engine, MODEL, server.settings, server.handles, server.engine)
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
             asking = [asyncio.create_task(client.get(f"/v1/media/{media_id}")) for _ in range(50)]
             try:
-                for _ in range(MAX_UPLOADS_NAMED_AT_ONCE):
+                for _ in range(MAX_UPLOADS_LOOKED_AT):
                     assert await asyncio.get_running_loop().run_in_executor(None, waiting.acquire, True, SOON)
-                return await asyncio.wait_for(client.get("/v1/media"), SOON / 2)
+                await asyncio.wait_for(client.get("/v1/media"), SOON / 2)
+                return await asyncio.wait_for(client.get(f"/v1/media/{picture_id}"), SOON / 2)
             finally:
                 looked_at.set()
                 await asyncio.gather(*asking)
 
-    monkeypatch.setattr(server.preparer, "name_media", wait_for_worker)
+    monkeypatch.setattr(server.preparer, "name_fetched", wait_for_worker)
     assert asyncio.run(ask_meanwhile()).status_code == 200
 
 

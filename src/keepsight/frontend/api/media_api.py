@@ -8,7 +8,7 @@ callers are one tenant.
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, suppress
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,8 +41,8 @@ from keepsight.observe.format_account import format_for_header
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
-# Out of the 40 threads that all requests share: a film occupies one while it waits for a worker to examine it.
-MAX_UPLOADS_NAMED_AT_ONCE = 4
+# Out of the 40 threads that all requests share: a film occupies one while it waits for a worker to look at it.
+MAX_UPLOADS_LOOKED_AT = 4
 # Behind the default of 0: requests whose clients wait for an answer go before warming.
 WARM_PRIORITY = 1
 
@@ -205,7 +205,7 @@ class MediaApi:
         self._preparer, self._engine, self._handles = preparer, engine, handles
         self._pixel_cache, self._pins = pixel_cache, pins
         self._reading_body, self._salt_of = reading_body, salt_of
-        self._naming = asyncio.Semaphore(MAX_UPLOADS_NAMED_AT_ONCE)
+        self._looking = asyncio.Semaphore(MAX_UPLOADS_LOOKED_AT)
 
     @property
     def routes(self) -> list[Route]:
@@ -363,8 +363,10 @@ class MediaApi:
         return await run_in_threadpool(self._handles.get, *of_caller), named
 
     async def _name(self, part: PicturePart, salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED) -> _Named:
-        async with self._naming:
-            return _Named(await run_in_threadpool(self._preparer.name_media, part, salt, downloaded))
+        part = await run_in_threadpool(self._preparer.fetch_media, part, salt, downloaded)
+        may_wait = self._preparer.may_wait_for_workers(Conversation([], (part,)))
+        async with self._looking if may_wait else nullcontext():
+            return _Named(await run_in_threadpool(self._preparer.name_fetched, part, salt))
 
     def _pin(
         self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
