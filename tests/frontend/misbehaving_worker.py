@@ -6,6 +6,7 @@ Bytes that are one of the words below trigger a failure; all other pictures are 
 import ctypes
 import os
 import signal
+from collections.abc import Callable
 
 from keepsight.errors import ModelNotFoundError
 from keepsight.frontend.pixels import media_worker
@@ -35,10 +36,10 @@ class _MisbehavingJob(PictureJob, frozen=True):
 
 
 class _MisbehavingFilm(FilmJob, frozen=True):
-    def run(self) -> Made:
+    def run(self, is_given_up: Callable[[], bool] = lambda: False) -> Made:
         if self.source == STOP:
             os.kill(os.getpid(), signal.SIGSTOP)
-        return super().run()
+        return super().run(is_given_up)
 
 
 class _MisbehavingLook(FilmLook, frozen=True):

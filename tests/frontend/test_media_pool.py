@@ -22,20 +22,22 @@ from keepsight.config import Config
 from keepsight.frontend import media_pool, media_waiters
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.make_pixels import Made, MakePixels, MakingJob, PictureJob, run_job
+from keepsight.frontend.pixels import preprocess_image
+from keepsight.frontend.pixels.make_pixels import FilmJob, Made, MakePixels, MakingJob, PictureJob, run_job
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc import shared_store
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
-from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
+from keepsight.media import Geometry, MediaItem, Modality, Moment, TokenSpan
 from keepsight.observe.account import WORK, RequestAccount, ShownItem
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.requests import MediaReport, Pixels, RequestBegun
 from keepsight.testing import pixels_like
 from tests.counted import counted
+from tests.frontend.sample_films import HEIGHT, WIDTH, drawn_frames, film
 from tests.ipc.killed import stopped_process
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import make_request
@@ -654,6 +656,34 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
         assert kept[0]() is not None
     gc.collect()
     assert kept[0]() is None
+
+
+@pytest.mark.parametrize("source", [film(), drawn_frames()], ids=["file", "array"])
+def test_closing_waits_for_no_film_to_be_made(
+    studio: Studio, monkeypatch: pytest.MonkeyPatch, source: bytes | Pixels
+) -> None:
+    class ByJob(FakePrepared):
+        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = run_job) -> dict[str, Pixels]:
+            config = ImageProcessorConfig(height=HEIGHT, width=WIDTH)
+            return make(FilmJob(source, "", {"A": Moment(0, 19), "AB": Moment(9, 10)}, config)).pixels
+
+    def resize(rgb: Pixels, _: ImageProcessorConfig) -> Pixels:
+        studio.work([])
+        return rgb
+
+    monkeypatch.setattr(preprocess_image, "resize_pixels", resize)
+    pool = MediaPool(1)
+    asker = Asker(pool, studio, "0")
+    asker.prepared = ByJob("0", studio)
+    asker.ask("A", "AB")
+    studio.await_begun()
+    closing = threading.Thread(target=pool.close)
+    closing.start()
+    wait_until(lambda: pool._films.threads._shutdown)
+    studio.door.set()
+    closing.join(SOON)
+    assert not closing.is_alive()
+    assert (len(studio.made), asker.heard) == (1, [])
 
 
 def test_media_that_an_engine_found_itself_count_as_saved_time(studio: Studio) -> None:

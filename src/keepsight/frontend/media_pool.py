@@ -74,12 +74,12 @@ class MediaPool:
         self,
         num_workers: int,
         cache: PixelCache | None = None,
-        make_pixels: MakePixels = run_job,
+        make_pixels: MakePixels | None = None,
         verify_hits: float = 0.0,
         counters: Counters | None = None,
         on_thread_start: Callable[[], object] = lambda: None,
     ) -> None:
-        """`num_workers`: how many pictures are made at a time, and how many films.
+        """`num_workers`: how many pictures are made at a time, and how many films; by default on the pool's threads.
 
         `verify_hits`: the fraction of cache hits, 0 to 1, that are made again and compared.
         """
@@ -89,7 +89,8 @@ class MediaPool:
         self._waiters = MediaWaiters[_Waiter]()
         self._being_made: set[str] = set()
         self._cache = cache or PixelCache()
-        self._make_pixels, self._verify_hits = make_pixels, verify_hits
+        self._closing, self._verify_hits = threading.Event(), verify_hits
+        self._make_pixels = make_pixels or partial(run_job, is_given_up=self._closing.is_set)
         # Changed only under the lock.
         self._counters = counters or Counters()
         self._making = {modality: MeanCost() for modality in MODALITIES}
@@ -151,7 +152,8 @@ class MediaPool:
             self._note_size()
 
     def close(self) -> None:
-        """Stop delivering and close the cache; return when all jobs that had begun have ended."""
+        """Stop delivering and close the cache; return when all jobs that had begun have ended; films end early."""
+        self._closing.set()
         with self._lock:
             for lane in self._lanes:
                 lane.queue.clear()

@@ -4,8 +4,8 @@ They are yielded once each in display order, until the last wanted one. Other fr
 depend on them, but not converted; no frame is kept here.
 """
 
-from collections.abc import Iterator, Set
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator, Set
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 
 # The part of the frames counted in a file that may be missing at its end, as some packets give no frame.
 MOST_MISSING = 1 / 8
+Frame = TypeVar("Frame")
 
 
 def decode_film(
-    source: FilmSource, wanted: Set[int], field: str = "video", max_pixels: int = DEFAULT_MAX_PIXELS
+    source: FilmSource,
+    wanted: Set[int],
+    field: str = "video",
+    max_pixels: int = DEFAULT_MAX_PIXELS,
+    is_given_up: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[int, Pixels]]:
-    """Yield each frame's number and uint8 [height, width, 3].
+    """Yield each frame's number and uint8 [height, width, 3]. Fails at the next frame once the film is given up.
 
     If only a few frames are missing at the end, the last one is repeated; a film that lacks more is refused.
     """
     if isinstance(source, np.ndarray):
-        yield from ((number, source[number]) for number in sorted(wanted))
+        yield from ((number, source[number]) for number in _unless(is_given_up, sorted(wanted)))
         return
     number, last, turns = -1, max(wanted), 0
     with open_film(source, field, max_pixels) as (container, stream):
-        for number, frame in enumerate(container.decode(stream)):
+        for number, frame in enumerate(_unless(is_given_up, container.decode(stream))):
             if number == 0:
                 turns = turns_of(frame)
             if number in wanted:
@@ -45,6 +50,13 @@ def decode_film(
             raise UnreadablePictureError(field, message)
         pixels = _to_upright(frame, turns)
         yield from ((missing, pixels) for missing in sorted(wanted) if missing > number)
+
+
+def _unless(is_given_up: Callable[[], bool], frames: Iterable[Frame]) -> Iterator[Frame]:
+    for frame in frames:
+        if is_given_up():
+            raise RuntimeError("nobody waits for the film any more")
+        yield frame
 
 
 def _to_upright(frame: "VideoFrame", turns: int) -> Pixels:

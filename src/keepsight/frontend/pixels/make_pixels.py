@@ -97,13 +97,13 @@ class FilmJob(_Job, frozen=True):
         """The shape of each moment's pixels: its second frame lies below the first."""
         return FRAMES_PER_MOMENT * self.config.height, self.config.width, 3
 
-    def run(self) -> Made:
+    def run(self, is_given_up: Callable[[], bool] = lambda: False) -> Made:
         """Make the pixels. Each frame is resized before the next is decoded, so only one is held at full size."""
         from keepsight.frontend.pixels.preprocess_image import resize_pixels
 
         began, resizing = time.perf_counter(), 0.0
         made, places = self._make_room()
-        for number, rgb in decode_film(self.source, places.keys(), self.field, self.max_pixels):
+        for number, rgb in decode_film(self.source, places.keys(), self.field, self.max_pixels, is_given_up):
             decoded = time.perf_counter()
             resized = resize_pixels(rgb, self.config)
             for place in places[number]:
@@ -257,6 +257,6 @@ Job = MakingJob | Look
 MakePixels = Callable[[MakingJob], Made]
 
 
-def run_job(job: MakingJob) -> Made:
-    """Run a job in the calling thread."""
-    return job.run()
+def run_job(job: MakingJob, is_given_up: Callable[[], bool] = lambda: False) -> Made:
+    """Run a job in the calling thread. A film, which may take minutes, fails once it is given up."""
+    return job.run(is_given_up) if isinstance(job, FilmJob) else job.run()
