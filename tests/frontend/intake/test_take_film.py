@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers.video_utils import VideoMetadata
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.frontend.intake.take_film import are_films, take_film
@@ -52,6 +53,12 @@ def test_metadata_of_all_frames_says_no_more_than_their_rate() -> None:
         assert take_film((FRAMES, plain | options), "video")[1] == Timeline(5, 25.0)
 
 
+def test_metadata_may_be_of_transformers_own_kind() -> None:
+    assert take_film((FRAMES, VideoMetadata(5, fps=10)), "video")[1] == Timeline(5, 10.0)
+    sampled = VideoMetadata(40, frames_indices=SAMPLED["frames_indices"])
+    assert take_film((FRAMES, sampled), "video")[1] == Timeline(5, 24.0, Excerpt((0, 13, 13, 26, 39), 40))
+
+
 @pytest.mark.parametrize("options", [{}, {"do_sample_frames": False}, {"do_sample_frames": None, "video_backend": "x"}])
 def test_frames_that_a_loader_has_sampled_already_keep_their_numbers_in_its_film(options: dict[str, Any]) -> None:
     for indices in ([0, 13, 13, 26, 39], np.array([0, 13, 13, 26, 39])):
@@ -87,10 +94,21 @@ def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
             InvalidArgumentError,
             r"say in frames_indices which of total_num_frames \(9\)",
         ),
-        ((FRAMES, {"total_num_frames": "9"}), InvalidArgumentError, r"which of total_num_frames \('9'\)"),
+        ((FRAMES, {"total_num_frames": "9"}), InvalidArgumentError, "a total_num_frames of '9': it must be an integer"),
+        ((FRAMES, SAMPLED | {"total_num_frames": 40.0}), InvalidArgumentError, "of 40.0: it must be an integer"),
+        ((FRAMES, SAMPLED | {"total_num_frames": 10**400}), InvalidArgumentError, f"at most {2**53}$"),
         ((FRAMES, {"frames_indices": [0, 1, 2, 3]}), InvalidArgumentError, "each of its 5 frames is"),
         ((FRAMES, {"frames_indices": [0, 1, 2, 3, 5]}), InvalidArgumentError, "each of its 5 frames is"),
-        ((FRAMES, {"frames_indices": "first"}), InvalidArgumentError, "each of its 5 frames is"),
+        ((FRAMES, {"frames_indices": "first"}), InvalidArgumentError, "integers as frames_indices, not 'first'"),
+        (
+            (FRAMES, SAMPLED | {"frames_indices": torch.arange(5)}),
+            InvalidArgumentError,
+            r"a list or an array of integers as frames_indices, not tensor\(",
+        ),
+        ((FRAMES, SAMPLED | {"frames_indices": [[0], [1, 2]]}), InvalidArgumentError, r"not \[\[0\], \[1, 2\]\]"),
+        ((FRAMES, SAMPLED | {"frames_indices": np.array(5)}), InvalidArgumentError, r"not array\(5\)"),
+        ((FRAMES, SAMPLED | {"frames_indices": np.linspace(0, 39, 5)}), InvalidArgumentError, "integers as frames_ind"),
+        ((b"a film", {"fps": 3}), InvalidArgumentError, "must have no metadata beside it: a file says its rate itself"),
         ((FRAMES, SAMPLED | {"do_sample_frames": True}), InvalidArgumentError, "sampled already"),
     ],
 )

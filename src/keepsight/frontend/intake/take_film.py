@@ -13,7 +13,9 @@ from keepsight.frontend.intake.picture_array import is_array, to_numpy
 from keepsight.frontend.intake.read_film import ASSUMED_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
 from keepsight.media import Excerpt, Timeline
 
-KINDS = "a URL, a file's bytes, an array of frames, a list of pictures, or a pair of either and {'fps': ...}"
+KINDS = "a URL, a file's bytes, an array of frames, a list of pictures, or a pair of such frames and {'fps': ...}"
+# Larger numbers of frames do not fit the arithmetic of floats.
+MAX_TOTAL = 2**53
 
 
 def are_films(value: object) -> bool:
@@ -27,7 +29,11 @@ def take_film(source: object, field: str) -> tuple[FilmSource, Timeline | None]:
         return bytes(source), None
     metadata: Mapping[str, object] = {}
     if _has_metadata(source):
-        source, metadata = source
+        # Read by its keys alone: transformers' own metadata has no `get` that knows a default.
+        source, given = source
+        metadata = {key: given[key] for key in given}
+        if isinstance(source, str | bytes | bytearray | memoryview):
+            raise InvalidArgumentError(field, "must have no metadata beside it: a file says its rate itself")
     if isinstance(source, list | tuple) and source and all(map(_is_frame, source)):
         source = _stack(source, field)
     if not is_array(source):
@@ -61,22 +67,28 @@ def _read_excerpt(num_frames: int, metadata: Mapping[str, object], field: str) -
     """Return None if these are all frames of a film, to be sampled here.  Sampled ones are shown as they are."""
     every = tuple(range(num_frames))
     indices, total = metadata.get("frames_indices"), _or_default(metadata.get("total_num_frames"), num_frames)
-    numbers = every if indices is None else _read_numbers(indices)
-    says_which = isinstance(total, Integral) and (indices is not None or total == num_frames)
+    if not isinstance(total, Integral) or int(total) > MAX_TOTAL:
+        message = f"its metadata has a total_num_frames of {total!r:.80}: it must be an integer, of at most {MAX_TOTAL}"
+        raise InvalidArgumentError(field, message)
+    total, numbers = int(total), every if indices is None else _read_numbers(indices, field)
+    says_which = indices is not None or total == num_frames
     if not says_which or len(numbers) != num_frames or not all(0 <= each < total for each in numbers):
         message = f"which of total_num_frames ({total!r:.80}) each of its {num_frames} frames is"
         raise InvalidArgumentError(field, f"its metadata must say in frames_indices {message}")
     are_all = numbers == every and total == num_frames
     if not _or_default(metadata.get("do_sample_frames"), are_all):
-        return Excerpt(numbers, int(total))
+        return Excerpt(numbers, total)
     if not are_all:
         raise InvalidArgumentError(field, "its metadata asks for do_sample_frames, of frames that were sampled already")
     return None
 
 
-def _read_numbers(indices: object) -> tuple[int, ...]:
-    values = indices if isinstance(indices, Sequence | np.ndarray) else ()
-    return tuple(int(each) for each in values if isinstance(each, Integral))
+def _read_numbers(indices: object, field: str) -> tuple[int, ...]:
+    values = indices if isinstance(indices, Sequence | np.ndarray) and getattr(indices, "ndim", 1) == 1 else (None,)
+    if not all(isinstance(each, Integral) for each in values):
+        message = f"its metadata must have a list or an array of integers as frames_indices, not {indices!r:.80}"
+        raise InvalidArgumentError(field, message)
+    return tuple(map(int, values))
 
 
 def _or_default(value: object, default: object) -> Any:
