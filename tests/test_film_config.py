@@ -156,9 +156,19 @@ def test_frames_that_were_sampled_already_are_all_shown_at_their_times(indices: 
 
 
 def test_more_sampled_frames_than_the_setting_allows_are_refused(published: FilmConfig) -> None:
-    setting = published.with_overrides(max_frames=4)
+    setting = dataclasses.replace(published, max_frames=4)
     with pytest.raises(InvalidArgumentError, match=r"^here: has 5 frames that are not to be sampled; at most 4 are"):
         setting.plan(Geometry(64, 64, Timeline(5, 24.0, Excerpt((0, 2, 4, 6, 8), 9))), "here")
+
+
+@pytest.mark.parametrize("choice", [{"num_frames": 4}, {"max_frames": 4}, {"fps": 1, "max_frames": 4}])
+def test_the_number_of_frames_that_a_request_has_sampled_limits_none_that_were_sampled_before(
+    published: FilmConfig, choice: dict[str, int]
+) -> None:
+    sampled = Geometry(64, 64, Timeline(8, 24.0, Excerpt(tuple(range(0, 80, 10)), 80)))
+    setting = published.with_overrides(**choice)
+    assert len(setting.plan(sampled).moments) == 4
+    assert len(setting.plan(film(80)).moments) == 2
 
 
 def test_frames_are_resized_with_the_reference_s_backend_and_filter(
@@ -169,7 +179,7 @@ def test_frames_are_resized_with_the_reference_s_backend_and_filter(
 
 
 def test_a_film_of_one_frame_is_refused_with_advice(published: FilmConfig) -> None:
-    with pytest.raises(UnsupportedPictureError, match=r"^here: has only 1 frame; send it as a picture"):
+    with pytest.raises(UnsupportedPictureError, match=r"^here: has only 1 frame; send that frame by itself, as a pict"):
         published.plan(film(1), "here")
 
 

@@ -61,6 +61,8 @@ class FilmConfig(ABC):
     # Bounds on the number of frames that follows from `fps`.
     min_frames: int = 4
     max_frames: int = 768
+    # The most frames that are shown of a film that was sampled already, which no request chooses. None: `most_frames`.
+    max_sampled: int | None = None
 
     def __post_init__(self) -> None:
         _check_makes_a_moment("min_frames", self.min_frames)
@@ -117,11 +119,11 @@ class FilmConfig(ABC):
         for name in ("max_frames", "num_frames"):
             if (requested := given.get(name, 0)) > most:
                 raise InvalidArgumentError(name, f"must be at most {most} here, got {requested}")
-        return dataclasses.replace(changed, max_frames=min(changed.max_frames, most))
+        return dataclasses.replace(changed, max_frames=min(changed.max_frames, most), max_sampled=self.most_frames)
 
     @property
     def most_frames(self) -> int:
-        """The most frames that are shown of any film."""
+        """The most frames that are sampled of any film."""
         return self.num_frames or self.max_frames
 
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
@@ -129,7 +131,9 @@ class FilmConfig(ABC):
         assert geometry.timeline is not None, geometry
         numbers = self._choose_numbers(geometry.timeline, field)
         if len(numbers) < FRAMES_PER_MOMENT:
-            raise UnsupportedPictureError(field, "has only 1 frame; send it as a picture (image_url)")
+            raise UnsupportedPictureError(
+                field, "has only 1 frame; send that frame by itself, as a picture (image_url)"
+            )
         self.sizes.check_can_show(geometry, field)
         rows, columns = self.sizes.grid_of(geometry, len(numbers))
         layout = PictureLayout(rows * columns, columns=columns, kind="video")
@@ -143,10 +147,8 @@ class FilmConfig(ABC):
     def _choose_numbers(self, timeline: Timeline, field: str) -> list[int]:
         if timeline.excerpt is None:
             return self._frame_numbers(timeline)
-        if timeline.num_frames > self.most_frames:
-            message = (
-                f"has {timeline.num_frames} frames that are not to be sampled; at most {self.most_frames} are shown"
-            )
+        if timeline.num_frames > (most := self.max_sampled or self.most_frames):
+            message = f"has {timeline.num_frames} frames that are not to be sampled; at most {most} are shown"
             raise InvalidArgumentError(field, message)
         return list(range(timeline.num_frames))
 
