@@ -44,7 +44,7 @@ from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.spell_params import spell_banned, spell_prediction
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.frontend.prompt.unfold_documents import unfold_documents
+from keepsight.frontend.prompt.unfold_documents import quote_plainly, unfold_documents
 from keepsight.image_processor_config import check_options, prefixing_option_errors
 from keepsight.media import KINDS, TokenSpan
 from keepsight.model_limits import ModelLimits
@@ -185,7 +185,7 @@ class RequestPreparer:
         the context length.
         """
         terms = _Terms(params, cache_salt, priority, max_counted_tokens)
-        conversation = read_messages(messages)
+        conversation = quote_plainly(read_messages(messages), self._as_plain_text)
         # Before the template runs, whose errors say less about media that the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
         if conversation.has_documents:

@@ -8,7 +8,7 @@ and messages that are one turn there. Every error names the field as the client 
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -157,11 +157,14 @@ class _Part:
     places: dict[str, str]
     # The pieces of a text part, which are joined once all are known.
     texts: list[str] = field(default_factory=list)
+    # Some are a document's.
+    is_quoted: bool = False
 
     def join(self, other: "_Part") -> None:
         """Join two text parts: templates may trim each, and write nothing between two."""
         self.fields |= other.fields
         self.texts += other.texts
+        self.is_quoted |= other.is_quoted
 
     def to_dict(self) -> dict[str, Any]:
         return self.fields | ({"text": "\n\n".join(filter(None, self.texts))} if self.texts else {})
@@ -224,7 +227,8 @@ def read_blocks(
     turns.drop_blank_end()
     places = Places(turns.find_places())
     end = turns.choose_end()
-    return read_at_places([turn.as_message() for turn in turns.turns], places, end, variables), places
+    conversation = read_at_places([turn.as_message() for turn in turns.turns], places, end, variables)
+    return replace(conversation, quoted=turns.find_quoted()), places
 
 
 class _Turns:
@@ -237,6 +241,12 @@ class _Turns:
         for index, turn in enumerate(self.turns):
             places |= turn.list_places(f"messages[{index}]")
         return places
+
+    def find_quoted(self) -> frozenset[tuple[int, int]]:
+        parts = (
+            (index, number, part) for index, turn in enumerate(self.turns) for number, part in enumerate(turn.parts)
+        )
+        return frozenset((index, number) for index, number, part in parts if part.is_quoted)
 
     def choose_end(self) -> PromptEnd:
         """Return how the prompt ends: if the last turn is the assistant's, the answer continues it."""
@@ -341,7 +351,7 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
     source, fields = block.source, _drop_nones({BREAKPOINT: block.prompt_cache_breakpoint})
     texts = list(filter(None, (block.title, block.context)))
     if isinstance(source, TextSource):
-        yield _Part({"type": "text", **fields}, {"": place}, [*texts, source.data])
+        yield _Part({"type": "text", **fields}, {"": place}, [*texts, source.data], is_quoted=True)
         return
     if isinstance(source, ContentSource):
         within = [
@@ -350,6 +360,8 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
             for part in _read_parts(inner, own)
         ]
         within[-1].fields |= fields
+        for part in within:
+            part.is_quoted = bool(part.texts)
         yield from (*_text_before(texts, place), *within)
         return
     kind, url, name = _read_pdf(source, f"{place}.source")
@@ -361,7 +373,7 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
 
 def _text_before(texts: list[str], place: str) -> Iterator[_Part]:
     if texts:
-        yield _Part({"type": "text"}, {"": place}, texts)
+        yield _Part({"type": "text"}, {"": place}, texts, is_quoted=True)
 
 
 def _read_pdf(source: Base64Source | UrlSource | FileSource, place: str) -> tuple[str, str, str]:

@@ -128,6 +128,8 @@ class Conversation:
     end: PromptEnd = "answer"
     # Further variables for the chat template.
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    # The texts of documents, by message and part: to be made plain.
+    quoted: frozenset[tuple[int, int]] = frozenset()
 
     @property
     def kinds(self) -> frozenset[Kind]:

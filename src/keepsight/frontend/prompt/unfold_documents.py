@@ -24,6 +24,23 @@ PagesOf = Callable[[DocumentPart], Iterable[tuple[PicturePart, str]]]
 MAX_CHARACTERS = 8 * 2**20
 
 
+def quote_plainly(conversation: Conversation, as_plain: Callable[[str], str]) -> Conversation:
+    """Return the conversation with texts of documents that give the prompt no structure, if `as_plain` sees to that.
+
+    A client's own texts that were joined with them are then plain, too.
+    """
+    if not (quoted := conversation.quoted):
+        return conversation
+    messages = list[TemplateMessage]()
+    for index, message in enumerate(conversation.messages):
+        parts = [
+            _text_part(as_plain(part["text"])) if (index, number) in quoted else part
+            for number, part in enumerate(_parts_of(message))
+        ]
+        messages.append({**message, "content": parts} if parts else message)
+    return replace(conversation, messages=messages, quoted=frozenset())
+
+
 def unfold_documents(
     conversation: Conversation,
     pages_of: PagesOf,
