@@ -75,6 +75,14 @@ def test_a_seed_repeats_an_answer_at_any_temperature(capsys: pytest.CaptureFixtu
     assert sample("2") != first
 
 
+def test_a_file_that_cannot_be_shown_is_named_by_its_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    picture, good, bad = save(draw(7), tmp_path / "x.png"), tmp_path / "good.pdf", tmp_path / "bad.pdf"
+    good.write_bytes(write_pdf(Page()))
+    bad.write_bytes(b"%PDF-1.7")
+    assert generate("What are these?", "--file", str(good), "--file", str(bad), "--image", picture) == 2
+    assert capsys.readouterr().err.startswith(f"keepsight generate: {bad}: ")
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

@@ -12,6 +12,7 @@ from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePic
 from keepsight.frontend.intake import read_film as reading
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.media import Geometry, Timeline
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_films import (
     HEIGHT,
     KINDS,
@@ -25,6 +26,7 @@ from tests.frontend.sample_films import (
     trimmed,
 )
 from tests.frontend.sample_pictures import encode, random_picture
+from tests.frontend.sample_sounds import wav
 
 FIELD = "messages[0].content[1]"
 
@@ -106,6 +108,21 @@ def test_what_is_none_of_the_formats_never_reaches_ffmpeg(data: bytes, monkeypat
     monkeypatch.setattr(av, "open", None)
     with pytest.raises(UnreadablePictureError, match="bytes that are none of MP4, MOV, WebM, MKV, AVI, GIF"):
         read_film(data, FIELD)
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (encode(random_picture("RGB", (8, 8)), "PNG"), ": a picture, to be sent as one (image_url)"),
+        (wav(64), ": a sound, to be sent as one (audio_url)"),
+        (write_pdf(Page()), ": a PDF, to be sent as one (file)"),
+        (b"no film", ""),
+    ],
+)
+def test_what_is_no_film_is_said_if_it_is_known(data: bytes, hint: str) -> None:
+    with pytest.raises(UnreadablePictureError) as refused:
+        read_film(data, FIELD)
+    assert refused.value.message.endswith(f"AVI, GIF{hint}")
 
 
 def test_a_format_behind_another_s_first_bytes_is_not_found_out() -> None:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_container import find_shared_format, open_container, prepare_decoder
-from keepsight.frontend.intake.open_picture import HEIC_BRANDS, brand_of
+from keepsight.frontend.intake.open_document import may_be_a_document
+from keepsight.frontend.intake.open_picture import HEIC_BRANDS, brand_of, find_format
 from keepsight.media import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -60,8 +61,19 @@ def _format_of(data: bytes, field: str) -> str:
     found = _find_format(data)
     if found is None:
         formats = ", ".join(FORMATS.values())
-        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {formats}: a picture? (image_url)")
+        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {formats}{_hint_for(data)}")
     return found
+
+
+def _hint_for(data: bytes) -> str:
+    # Imported here, as its module imports this one.
+    from keepsight.frontend.intake.open_sound import looks_like_a_sound
+
+    if find_format(data) is not None:
+        return ": a picture, to be sent as one (image_url)"
+    if looks_like_a_sound(data):
+        return ": a sound, to be sent as one (audio_url)"
+    return ": a PDF, to be sent as one (file)" if may_be_a_document(data) else ""
 
 
 def _find_format(data: bytes) -> str | None:
