@@ -272,6 +272,10 @@ class ForbiddenError(AccessError):
     status = 403
 
 
+class NoSuchPathError(AccessError):
+    status = 404
+
+
 class ServerOverloadedError(AnsweredError):
     """No room for one more request: worth trying again, or elsewhere."""
 

@@ -2,11 +2,17 @@
 
 import asyncio
 import threading
+from collections.abc import Callable
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend.api.access import ADMIN_PATHS, METRICS_PATH, OPEN_PATHS, is_for_admins
+from keepsight.frontend.api.request_log import RequestLog
 from keepsight.requests import TierStatus
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 
@@ -161,6 +167,63 @@ def test_paths_that_show_the_server_s_inside_are_for_administrators(client: Clie
     assert client.send("GET", path, headers=bearing("one")).status_code == 401
     client.settings, client.address = ApiSettings(), "203.0.113.5"
     assert error_of(client.send("GET", path)) == (403, None, "admin_only")
+
+
+SPELLINGS: list[Callable[[str], str]] = [
+    lambda path: path,
+    *(lambda path, end=end: path + end for end in ("%0A", "%0D", "%0D%0A", "%00", "%1F", "%C2%85", "%E2%80%A8")),
+    *(lambda path, end=end: path + end for end in ("/", "//", "%2F", "%20", ".", "/.", ";a", "?a", "%3Fa", "%23")),
+    *(lambda path, end=end: end + path for end in ("/", "/.", "/%2e", "/x/..", "%0A", "/%0A")),
+    str.upper,
+    lambda path: path.replace("e", "%65"),
+    lambda path: path.replace("e", "%2565"),
+    lambda path: "/" + path[1:].replace("/", "%2F"),
+    lambda path: "/" + path[1:].replace("/", "//"),
+    lambda path: path.replace("e", "%0Ae"),
+    lambda path: path.replace("s", "ſ"),
+]
+
+
+def guarded_routes(app: ASGIApp) -> list[tuple[str, str]]:
+    """Return method and path of each route that not every caller with a key may use, and of the metrics."""
+    assert isinstance(app, RequestLog)
+    assert isinstance(app._app, Starlette)
+    paths = [each for each in app._app.routes if isinstance(each, Route) and each.path not in OPEN_PATHS]
+    guarded = [each for each in paths if is_for_admins(each.path) or each.path == METRICS_PATH]
+    return [(method, each.path) for each in guarded for method in sorted(each.methods or ())]
+
+
+@pytest.mark.parametrize("has_root_path", [False, True])
+def test_no_spelling_of_a_guarded_path_opens_it(client: Client, engine: FakeEngine, has_root_path: bool) -> None:
+    """The router and the rule of access must see one path."""
+    root = "/keepsight" if has_root_path else ""
+    guarded = guarded_routes(client.make_app())
+    assert {path for _, path in guarded} >= {*ADMIN_PATHS, "/debug/state", METRICS_PATH}
+
+    async def ask(settings: ApiSettings, headers: dict[str, str]) -> None:
+        client.settings = settings
+        transport = httpx.ASGITransport(client.make_app(), root_path=root, client=("203.0.113.5", 5000))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            for method, path in guarded:
+                for spell in SPELLINGS:
+                    url = f"http://localhost{root}{spell(path)}"
+                    response = await http.request(method, url, headers=headers)
+                    may_watch = path == METRICS_PATH and bool(headers or not settings.api_keys)
+                    assert may_watch or response.status_code in (307, 401, 403, 404), url
+
+    for settings in (
+        ApiSettings(api_keys=("one",), admin_api_key="admin"),
+        ApiSettings(admin_api_key="admin"),
+        ApiSettings(api_keys=("one",)),
+    ):
+        for headers in ({}, bearing("one")):
+            asyncio.run(ask(settings, headers))
+    assert not engine.resets
+
+
+@pytest.mark.parametrize("path", ["/reset_mm_cache%0A", "/health%0A", "/v1/models/a%00b"])
+def test_a_path_with_a_control_character_is_not_found_whoever_asks(client: Client, path: str) -> None:
+    assert error_of(client.send("GET", path)) == (404, None, "no_such_path")
 
 
 def test_callers_of_different_keys_share_no_salt_and_cannot_name_another_s(client: Client, engine: FakeEngine) -> None:

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import ipaddress
 import logging
+import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
@@ -15,7 +16,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import AccessError, ForbiddenError
+from keepsight.errors import AccessError, ForbiddenError, NoSuchPathError
 from keepsight.frontend.api.serve_page import PAGE_FILES
 from keepsight.frontend.http.error_response import asks_anthropic, error_response
 
@@ -25,6 +26,8 @@ OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
 ADMIN_PREFIX = "/debug/"
 METRICS_PATH = "/metrics"
+# The router takes a path with a line break at its end for the one without: its patterns end with `$`.
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 # The header in which Anthropic's clients may send their key.
 MESSAGES_HEADER = "x-api-key"
 
@@ -48,6 +51,8 @@ class Access:
     def _admit(self, scope: Scope) -> str | None:
         """Return the caller's key; None if none is required.  Raises AccessError if the caller is not admitted."""
         path = path_within(scope)
+        if _CONTROL_CHARACTER.search(path):
+            raise NoSuchPathError("no path of this server has control characters", "no_such_path")
         if path in OPEN_PATHS:
             return None
         headers = Headers(scope=scope)
