@@ -16,6 +16,11 @@ from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 # Agents send sixty tools and more, with 100 to 200 KB of schemas, which compile in 0.2 seconds and 15 MiB. Length is
 # not what makes compiling expensive: its time and memory have limits of their own.
 MAX_GRAMMAR_CHARACTERS = 256 * 2**10
+# Limits on a compiled grammar, for llguidance. A string needs as many states as it may have characters; a malicious
+# pattern could need any number.
+MAX_LEXER_STATES = 50_000
+# An object with optional properties has about four for each, as any of them may come next.
+MAX_ITEMS_IN_ROW = 10_000
 # White space between JSON tokens. Without a bound, a model that is unsure writes spaces until its last token.
 WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
 NO_WHITE_SPACE = {"whitespace_flexible": False}

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from keepsight.requests import ThoughtTokens
 from keepsight.scheduling.step_plan import Fault
-from keepsight.structured_outputs import StructuredOutputsParams
+from keepsight.structured_outputs import MAX_ITEMS_IN_ROW, MAX_LEXER_STATES, StructuredOutputsParams
 from keepsight.token_bytes import read_token_bytes
 
 if TYPE_CHECKING:
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_KEPT = 64
-# Each takes one or two kilobytes; a malicious pattern could need any number of them.
-MAX_LEXER_STATES = 50_000
-# An object with optional properties has about four for each, as any of them may come next.
-MAX_ITEMS_IN_ROW = 10_000
 
 
 class GrammarError(Exception):

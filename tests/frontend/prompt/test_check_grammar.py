@@ -50,12 +50,35 @@ def test_what_can_be_compiled_passes() -> None:
 
 
 def test_a_grammar_that_would_be_compiled_for_hours_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        check_grammar, "_PROGRAM", check_grammar._PROGRAM.replace("RLIMIT_CPU, (5, 5)", "RLIMIT_CPU, (1, 1)")
-    )
+    monkeypatch.setattr(check_grammar, "MAX_CPU_SECONDS", 1)
+    monkeypatch.setattr(check_grammar, "MAX_SECONDS", 100)
     schema = {"allOf": [{"type": "string", "pattern": f".*{number}.*"} for number in range(100)]}
     verdict = GrammarChecker().find_fault(StructuredOutputsParams(json=schema).to_grammar())
     assert "it takes more than" in verdict
+
+
+def test_a_grammar_whose_lexer_the_engine_would_build_for_hours_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_grammar, "MAX_CPU_SECONDS", 1)
+    monkeypatch.setattr(check_grammar, "MAX_SECONDS", 100)
+    terms = " & ".join(f"/.*a.{{{number}}}b.*/" for number in range(60))
+    verdict = GrammarChecker().find_fault(StructuredOutputsParams(grammar=f"start: A\nA: {terms}").to_grammar())
+    assert "it takes more than" in verdict
+
+
+def test_what_the_engine_would_refuse_while_it_compiles_is_refused() -> None:
+    terms = " & ".join(f"/.*a.{{{number}}}b.*/" for number in range(10))
+    with pytest.raises(InvalidArgumentError, match="fuel exhausted"):
+        check_structured_outputs(StructuredOutputsParams(grammar=f"start: A\nA: {terms}"))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    ["<end_of_turn>", "<|im_end|> <tool_call>", "<\uff5ctool\u2581call\uff5c>", "<[7]> <[262143]>", "<[^5-9]> <[*]>"],
+)
+@pytest.mark.parametrize("is_ascii", [True, False])
+def test_a_grammar_may_refer_to_tokens_which_only_the_engine_knows(tokens: str, is_ascii: bool) -> None:
+    grammar = {"grammars": [{"lark_grammar": f'start: "a" {tokens} "<b>"'}]}
+    assert GrammarChecker().find_fault(json.dumps(grammar, ensure_ascii=is_ascii)) == ""
 
 
 def test_a_machine_that_is_too_busy_is_no_fault_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:

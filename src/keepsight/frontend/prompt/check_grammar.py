@@ -1,8 +1,9 @@
 """Rejects a schema or a grammar that cannot be compiled, before it reaches the engine.
 
 A few hundred characters can keep a compiler busy for hours (intersections of patterns), and nothing within the process
-could stop it. So each unknown grammar is compiled once in a subprocess with limits on its time and its memory. The
-verdict is cached; a timeout because no CPU was free is not a verdict.
+could stop it. So each unknown grammar is compiled once in a subprocess with limits on its time and its memory, exactly
+as the engine will, except for the vocabulary, which hardly matters. The verdict is cached; a timeout because no CPU was
+free is not a verdict.
 """
 
 import hashlib
@@ -10,23 +11,19 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
 from keepsight.lru_cache import LruCache
-from keepsight.structured_outputs import StructuredOutputsParams
+from keepsight.structured_outputs import MAX_ITEMS_IN_ROW, MAX_LEXER_STATES, StructuredOutputsParams
 
-MAX_SECONDS = 5
+MAX_BYTES, MAX_CPU_SECONDS = 2**31, 5
+# With a CPU to itself, a process would have ended earlier, or hit the limit above.
+MAX_SECONDS = 2 * MAX_CPU_SECONDS
 # An empty verdict with its grammar's digest takes some 500.
 MAX_REMEMBERED_BYTES = 2**20
 MAX_MESSAGE_CHARACTERS = 500
-_PROGRAM = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-resource.setrlimit(resource.RLIMIT_CPU, ({MAX_SECONDS}, {MAX_SECONDS}))
-from llguidance import LLMatcher
-is_fault, messages = LLMatcher.validate_grammar_with_warnings(sys.stdin.read())
-sys.stdout.write(messages[0] if is_fault else "")
-"""
+_PROGRAM = Path(__file__).with_name("try_grammar.py")
 
 
 def check_structured_outputs(structured: StructuredOutputsParams | None, field: str | None = None) -> None:
@@ -69,20 +66,20 @@ _CHECKER = GrammarChecker()
 
 
 def _try_to_compile(grammar: str) -> str:
-    # -P: do not import from the current directory.
-    command = [sys.executable, "-P", "-c", _PROGRAM]
+    limits = (MAX_BYTES, MAX_CPU_SECONDS, MAX_LEXER_STATES, MAX_ITEMS_IN_ROW)
+    # -P: import neither from this module's folder nor from the current directory.
+    command = [sys.executable, "-P", str(_PROGRAM), *map(str, limits)]
     try:
         done = subprocess.run(
-            command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=2 * MAX_SECONDS
+            command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=MAX_SECONDS
         )
     except OSError as error:  # no process can be started, or no file opened
         raise ServerOverloadedError(f"no grammar can be compiled at the moment, try again: {error.strerror}") from error
     except subprocess.TimeoutExpired as error:
-        # With a CPU to itself it would have finished earlier, or hit its CPU limit.
-        message = f"a grammar was not compiled within {2 * MAX_SECONDS} seconds, as the machine is too busy; try again"
+        message = f"a grammar was not compiled within {MAX_SECONDS} seconds, as the machine is too busy; try again"
         raise ServerOverloadedError(message) from error
     if done.returncode:
-        return f"it takes more than {MAX_SECONDS} seconds or 2 GiB of memory"
+        return f"it takes more than {MAX_CPU_SECONDS} seconds or 2 GiB of memory"
     return _shorten(done.stdout.strip())
 
 
