@@ -21,7 +21,7 @@ from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest, ThoughtTokens
-from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
+from keepsight.runner.guide_tokens import Guide, GuideMaker, GuideTime, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, TokenConstraints, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
@@ -447,6 +447,105 @@ def test_the_error_of_a_failed_guide_does_not_reference_its_grammar(monkeypatch:
     assert "{400}" not in state.fault.message
     assert "\n" not in state.fault.message
     maker.close()
+
+
+class SlowMatcher:
+    """A grammar that allows token 20, and whose masks take as long as `clock` says."""
+
+    def __init__(self, clock: "ThreadClock") -> None:
+        self._clock = clock
+
+    def deep_copy(self) -> "SlowMatcher":
+        return SlowMatcher(self._clock)
+
+    def compute_bitmask(self) -> bytes:
+        self._clock.now += self._clock.seconds_per_mask
+        return bytes([0, 0, 16, 0])
+
+    def consume_token(self, _token_id: int) -> bool:
+        self._clock.now += self._clock.seconds_per_token
+        return True
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_stopped(self) -> bool:
+        return False
+
+
+class ThreadClock:
+    now, seconds_per_mask, seconds_per_token = 0.0, 0.0, 0.0
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ThreadClock:
+    clock = ThreadClock()
+    monkeypatch.setattr("keepsight.runner.guide_tokens.thread_time", lambda: clock.now)
+    return clock
+
+
+def slow_guide(clock: ThreadClock, time: GuideTime | None = None) -> Guide:
+    compiled: Future[Any] = Future()
+    compiled.set_result(SlowMatcher(clock))
+    return Guide(compiled, "structured_outputs.grammar", time=time)
+
+
+def ask_for_tokens(guide: Guide, count: int) -> int:
+    """Return how many tokens the guide gave."""
+    for index in range(count):
+        guide.mask()
+        if guide.fault:
+            return index
+        guide.follow(20)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("seconds_per_mask", "seconds_per_token", "expected"), [(1.5, 0, 1), (0.2, 0, 11), (0.05, 0.15, 11), (0.5, 0, 3)]
+)
+def test_a_grammar_whose_tokens_stay_slow_to_find_is_at_fault(
+    clock: ThreadClock, seconds_per_mask: float, seconds_per_token: float, expected: int
+) -> None:
+    clock.seconds_per_mask, clock.seconds_per_token = seconds_per_mask, seconds_per_token
+    guide, other = slow_guide(clock), slow_guide(clock)
+    assert ask_for_tokens(guide, 100) == pytest.approx(expected, abs=1)
+    assert guide.fault is not None
+    assert guide.fault.field == "structured_outputs.grammar"
+    assert "takes more than 0.1 seconds" in guide.fault.message
+    assert other.fault is None
+
+
+def test_a_few_slow_masks_and_masks_that_are_never_very_slow_are_fine(clock: ThreadClock) -> None:
+    guide = slow_guide(clock)
+    clock.seconds_per_mask = 0.99
+    assert ask_for_tokens(guide, 1) == 1
+    clock.seconds_per_mask = 0.09
+    assert ask_for_tokens(guide, 5000) == 5000
+    clock.seconds_per_mask = 0.5
+    assert ask_for_tokens(guide, 2) == 2
+
+
+def test_the_choices_of_a_request_share_their_time(clock: ThreadClock) -> None:
+    clock.seconds_per_mask, time = 0.5, GuideTime()
+    guides = [slow_guide(clock, time) for _ in range(100)]
+    for guide in guides:
+        guide.mask()
+    assert [guide.fault is None for guide in guides].count(True) == 3
+    assert clock.now == 1.5
+
+
+def test_choices_of_one_request_are_given_one_time(small: SmallModel) -> None:
+    driver = drive(small)
+    request = guided(small, "a", LETTERS, n=2)
+    sequences = [driver.runner.sequences[driver.begin(request, choice)] for choice in range(2)]
+    first, second = (each.sampling.guide for each in sequences)
+    other = driver.runner.sequences[driver.begin(guided(small, "b", LETTERS))].sampling.guide
+    assert first
+    assert second
+    assert other
+    assert first._time is second._time
+    assert first._time is not other._time
+    driver.runner.close()
 
 
 def test_a_plain_answer_is_the_same_beside_a_guided_one(small: SmallModel) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from keepsight.requests import TokenLogprob, TokenLogprobs
 from keepsight.runner.ban_runs import RunBan
 from keepsight.runner.draw_tokens import NEVER, draw_tokens, take_rows
-from keepsight.runner.guide_tokens import Guide, forbid_tokens
+from keepsight.runner.guide_tokens import Guide, GuideTime, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault, SampledToken
 
@@ -68,7 +68,7 @@ def _begin_points(seed: int | None, choice: int) -> Random:
 
 
 class TokenConstraints:
-    """A request's demands on single tokens.
+    """A request's demands on single tokens, and the time that following its grammar may take.
 
     Their tensors may be as large as the vocabulary, so they are made once for all choices.
     """
@@ -84,6 +84,7 @@ class TokenConstraints:
         self._prompt = prompt
         # Banned before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self._end_ids = params.ids_that_end(end_ids)
+        self.guide_time = GuideTime()
         self._tensors: _ConstraintTensors | None = None
 
     def find_tensors(self, logits: Tensor) -> "_ConstraintTensors":

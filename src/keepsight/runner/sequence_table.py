@@ -60,8 +60,8 @@ class SequenceTable:
 
     def remember(self, new: NewSequence) -> None:
         request = new.request
-        form = request.sampling_params.structured_outputs
-        guide = None if form is None else self._guides.begin(form, request.thought)
+        constraints, form = self._find_constraints(request), request.sampling_params.structured_outputs
+        guide = None if form is None else self._guides.begin(form, request.thought, constraints.guide_time)
         # Some models' media items have rows, but the decoder uses plain positions.
         has_rows = self._shape.uses_mrope and any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
@@ -69,7 +69,7 @@ class SequenceTable:
             new.encoder_keys,
             list(request.token_ids),
             BlockTable(self._block_size, device=self._device),
-            SamplingState(self._find_constraints(request), new.choice, guide),
+            SamplingState(constraints, new.choice, guide),
             max((item.span.end for item in request.media), default=0),
             tuple(self._find_whole_spans(request)),
             MRopePositions(request.media) if has_rows else None,
