@@ -62,6 +62,23 @@ def test_no_way_leads_out_of_the_folder_and_none_tells_what_is_there(folder: Pat
     assert (caught.value.field, caught.value.status) == ("url", 400)
 
 
+@pytest.mark.parametrize("path", ["x/../{}/a.png", "x/../../{}/a.png", "x/{}/a.png", "../{}/x/../a.png"])
+def test_a_path_through_another_folder_is_answered_the_same_whatever_links_are_there(folder: Path, path: str) -> None:
+    (elsewhere := folder.parent / "elsewhere" / "deep").mkdir(parents=True)
+    url, answers = f"file://{folder.parent}/others/{path.format(folder.name)}", []
+    (folder.parent / "others").mkdir()
+    link = folder.parent / "others" / "x"
+    for target in (None, folder.parent, folder.parent / "pictures2", elsewhere):
+        link.unlink(missing_ok=True)
+        if target is not None:
+            link.symlink_to(target)
+        try:
+            answers.append(str(read(folder, url)))
+        except PictureError as error:
+            answers.append(f"{type(error)}: {error}")
+    assert len(set(answers)) == 1
+
+
 def test_without_a_folder_no_file_is_read(folder: Path) -> None:
     with pytest.raises(MediaRefusedError, match="allowed_local_media_path"):
         LocalFiles(None, 100).read(f"file://{folder}/a.png", "url", RequestBytes(100))

@@ -16,6 +16,8 @@ class LocalFiles:
     def __init__(self, folder: Path | str | None, max_bytes: int) -> None:
         """If `folder` is None, no file may be read."""
         self._folder = None if folder is None else Path(folder).resolve()
+        # The folder as the operator may have told it to clients.
+        self._spellings = () if folder is None else (Path(folder).absolute(), Path(folder).resolve())
         self._max_bytes = max_bytes
 
     def read(self, url: str, field: str, budget: RequestBytes) -> bytes:
@@ -23,7 +25,7 @@ class LocalFiles:
         if self._folder is None:
             raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path is not set")
         try:
-            path = _find(_path_of(url, field), self._folder, field)
+            path = self._find(_path_of(url, field), self._folder, field)
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
                 opened = os.fstat(file.fileno())
                 _check_opened(path, opened, field)
@@ -35,6 +37,15 @@ class LocalFiles:
                 return content
         except (OSError, RuntimeError, ValueError) as error:  # symlink loops; characters that no path may have
             raise MediaFetchError(field, f"the file could not be read: {_reason(error)}") from error
+
+    def _find(self, path: str, folder: Path, field: str) -> Path:
+        # Without looking: where a path through other folders leads would tell which links and processes there are.
+        spelled = Path(os.path.normpath(path))
+        is_below = any(map(spelled.is_relative_to, self._spellings))
+        if not is_below or not (found := spelled.resolve()).is_relative_to(folder):
+            # The same message whether the file exists or not.
+            raise MediaRefusedError(field, "the file is outside the folder that pictures may come from")
+        return found
 
     def _check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self._max_bytes:
@@ -49,14 +60,6 @@ def _path_of(url: str, field: str) -> str:
     if parts.query or parts.fragment:
         raise MediaRefusedError(field, "in a file: URL '?' and '#' must be percent-encoded")
     return unquote(parts.path, errors="strict")
-
-
-def _find(path: str, folder: Path, field: str) -> Path:
-    found = Path(path).resolve()
-    if not found.is_relative_to(folder):
-        # The same message whether the file exists or not.
-        raise MediaRefusedError(field, "the file is outside the folder that pictures may come from")
-    return found
 
 
 def _check_opened(path: Path, opened: os.stat_result, field: str) -> None:
