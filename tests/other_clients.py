@@ -31,7 +31,7 @@ SCHEMA = {
 # Otherwise the demo model would write as much white space as the grammar allows.
 TOOL_SCHEMA = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
-REFUSED = "is not on the public internet"
+REFUSED = "was not found on the public internet"
 TOO_LONG, TOO_LONG_MESSAGE = "red " * 3000, "this model's maximum context length is 2048 tokens"
 
 

@@ -225,9 +225,9 @@ def test_a_bad_picture_gives_the_same_error_however_it_is_sent(llm: LLM, name: s
 @pytest.mark.parametrize(
     ("url", "error", "message"),
     [
-        ("http://127.0.0.1:8000/a.png", MediaRefusedError, "127.0.0.1 is not on the public internet"),
-        ("https://[::1]/a.png", MediaRefusedError, "::1 is not on the public internet"),
-        ("http://169.254.169.254/latest/meta-data/", MediaRefusedError, "not on the public internet"),
+        ("http://127.0.0.1:8000/a.png", MediaRefusedError, "127.0.0.1 was not found on the public internet"),
+        ("https://[::1]/a.png", MediaRefusedError, "::1 was not found on the public internet"),
+        ("http://169.254.169.254/latest/meta-data/", MediaRefusedError, "not found on the public internet"),
         ("http://user:password@8.8.8.8/a.png", MediaRefusedError, "user name or password"),
         ("file:///etc/hostname", MediaRefusedError, "allowed_local_media_path"),
         ("ftp://example.org/a.png", UnsupportedFieldError, "ftp: URLs are not supported"),

@@ -189,7 +189,7 @@ def test_every_refused_url_has_its_status_code_and_field(preparer: RequestPrepar
         "http://[::1]/": (400, "media_refused"),
         "http://10.0.0.1/": (400, "media_refused"),
         "file:///etc/passwd": (400, "media_refused"),
-        "https://pictures.invalid/": (400, "media_not_fetched"),
+        "https://pictures.invalid/": (400, "media_refused"),
         "ftp://example.org/": (400, "unsupported_field"),
         to_data_url(bytes(1001)): (413, "media_too_large"),
     }

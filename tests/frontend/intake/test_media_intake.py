@@ -169,7 +169,7 @@ def test_private_places_are_refused_unless_they_are_listed(server: PictureServer
     url = server.serve("/a", response(b"picture"))
     with (
         closing(MediaIntake(Config())) as intake,
-        pytest.raises(MediaRefusedError, match="not on the public"),
+        pytest.raises(MediaRefusedError, match="not found on the public"),
     ):
         fetch(intake, url)
     with (

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.errors import MediaFetchError, MediaRefusedError
+from keepsight.errors import MediaRefusedError
 from keepsight.frontend.intake.network_guard import (
     ATTEMPT_SECONDS,
     GuardedBackend,
@@ -45,7 +45,7 @@ def find(guard: NetworkGuard, host: str = "pictures.test") -> list[str]:
 @pytest.mark.parametrize("address", NOT_PUBLIC)
 def test_addresses_of_inner_networks_are_refused_alone_and_among_public_ones(address: str) -> None:
     for addresses in ([address], ["8.8.8.8", address], [address, "8.8.8.8"]):
-        with pytest.raises(UrlFault, match=r"pictures\.test is not on the public internet") as caught:
+        with pytest.raises(UrlFault, match=r"pictures\.test was not found on the public internet") as caught:
             find(guard_of(*addresses))
         error = caught.value.under("url")
         assert isinstance(error, MediaRefusedError)
@@ -95,13 +95,22 @@ def test_every_spelling_of_an_inner_address_ends_where_the_resolver_says(host: s
     assert isinstance(caught.value.under("url"), MediaRefusedError)
 
 
-def test_a_host_that_nobody_knows_is_not_found() -> None:
+def test_a_host_that_nobody_knows_is_told_from_one_of_the_inner_network_only_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async def resolve(_host: str, _port: int) -> list[str]:
         raise OSError("no such name")
 
-    with pytest.raises(UrlFault, match=r"pictures\.test was not found") as caught:
-        find(NetworkGuard(resolve=resolve))
-    assert isinstance(caught.value.under("url"), MediaFetchError)
+    errors = []
+    for guard in (NetworkGuard(resolve=resolve), guard_of("10.0.0.1")):
+        with pytest.raises(UrlFault) as caught:
+            find(guard)
+        errors.append(caught.value.under("url"))
+    unknown, inner = errors
+    assert unknown.message == inner.message
+    assert (unknown.status, unknown.code) == (inner.status, inner.code)
+    assert "no such name" in caplog.messages[0]
+    assert "10.0.0.1" in caplog.messages[1]
 
 
 def test_only_listed_hosts_are_asked_by_whatever_spelling() -> None:

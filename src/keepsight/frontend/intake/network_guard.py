@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import httpcore
 
-from keepsight.errors import MediaFetchError, MediaRefusedError
+from keepsight.errors import MediaRefusedError
 from keepsight.frontend.intake.race_addresses import race_addresses
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, to_ascii_host
 
@@ -99,16 +99,18 @@ class NetworkGuard:
             raise UrlFault(MediaRefusedError, f"{url.host[:80]} is not among the hosts that pictures may come from")
 
     async def find_addresses(self, host: str, port: int) -> list[str]:
-        """Return the addresses to connect to; raise UrlFault if any address of the host is not allowed."""
+        """Return the addresses to connect to; raise UrlFault if it has none, or one that is not allowed."""
+        # One fault for both, as clients must not learn the names of the internal network.  The log tells which it was.
+        fault = UrlFault(MediaRefusedError, f"the host {host[:80]} was not found on the public internet")
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            raise UrlFault(MediaFetchError, f"the host {host[:80]} was not found") from error
+            logger.warning("a picture's host %r was not found: %s", host, error)
+            raise fault from error
         for address in addresses:
             if not self._is_allowed(ip_address(address)):
-                # Only the log has the address: clients must not learn the names of the internal network.
                 logger.warning("a picture's host %r is at %s, which is not public: refused", host, address)
-                raise UrlFault(MediaRefusedError, f"the host {host[:80]} is not on the public internet")
+                raise fault
         return _alternate(addresses)[:MAX_ADDRESSES]
 
     def _is_allowed(self, address: Address) -> bool:
