@@ -26,6 +26,7 @@ from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import CallForm
+from keepsight.frontend.prompt.check_grammar import GrammarChecker
 from keepsight.frontend.prompt.read_messages import Conversation
 from tests.drawn import ask, by_url, to_data_url, to_png
 from tests.wait_until import wait_until
@@ -138,6 +139,47 @@ def test_films_that_wait_for_a_worker_leave_threads_for_others(
     asyncio.run(prepare_all())
 
 
+def test_grammars_that_take_long_to_try_delay_neither_known_forms_nor_media_nor_other_tenants(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preparer, may_end = RequestPreparer.from_config(Config()), threading.Event()
+    num_tries, tried = threading.Semaphore(0), list[str]()
+
+    def try_slowly(grammar: str) -> str:
+        tried.append(grammar)
+        num_tries.release()
+        assert "slow" not in grammar or may_end.wait(SOON)
+        return ""
+
+    monkeypatch.setattr("keepsight.frontend.prompt.check_grammar._CHECKER", GrammarChecker())
+    monkeypatch.setattr("keepsight.frontend.prompt.check_grammar._try_to_compile", try_slowly)
+    answers = make_answers(preparer)
+
+    async def prepare(tenant: str, *content: Any, **fields: Any) -> Any:
+        body = json.dumps({"messages": ask(*content), **fields}).encode()
+        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body), tenant)
+
+    async def prepare_all() -> None:
+        await prepare("b", "What?", guided_regex="known")
+        slow = [asyncio.create_task(prepare("a", "What?", guided_regex=f"slow{number}")) for number in range(70)]
+        for _ in range(3):
+            await asyncio.to_thread(num_tries.acquire)
+        try:
+            known = asyncio.create_task(prepare("b", "What?", guided_regex="known"))
+            film = asyncio.create_task(prepare("b", FILM, "What?"))
+            new = asyncio.create_task(prepare("b", "What?", guided_regex="new"))
+            await asyncio.wait_for(asyncio.wait({known, film}), SOON / 2)
+            assert known.exception() is None
+            assert isinstance(film.exception(), KeepsightError), "it is no film"
+            assert not any(each.done() for each in (*slow, new))
+        finally:
+            may_end.set()
+            await asyncio.gather(new, *slow)
+        assert any("new" in each for each in tried[:6]), "its turn came before those of the tenant that asked for 70"
+
+    asyncio.run(prepare_all())
+
+
 @pytest.mark.parametrize("url", ["data:image/png;base64,????", "data:image/png;base64", "data:,%"])
 def test_an_invalid_picture_is_never_known(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"messages": ask({"type": "image_url", "image_url": {"url": url}}, "What?")}
@@ -163,7 +205,9 @@ def test_the_schemas_of_tools_are_read_by_the_model_s_form_once_and_outside_the_
     monkeypatch.setattr(ChatRequest, "read_call_terms", note_thread)
     body = json.dumps({"messages": ask("Hello"), "tools": [{"type": "function", "function": {"name": "look"}}]})
     answers = make_answers(RequestPreparer.from_config(Config()))
-    asyncio.run(answers.chat(parse_chat_request(body.encode()), None, NOTHING_DOWNLOADED, len(body)))
+    for _ in range(2):
+        threads.clear()  # once, that is, if the grammar is known
+        asyncio.run(answers.chat(parse_chat_request(body.encode()), None, NOTHING_DOWNLOADED, len(body)))
     [thread] = threads
     assert thread is not threading.current_thread()
 

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, RequestFailedError
-from keepsight.frontend.api.access import Access, isolate_salt, may_watch, path_within
+from keepsight.frontend.api.access import Access, isolate_salt, may_watch, path_within, tenant_of
 from keepsight.frontend.api.answer import Answer, Engine
 from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
@@ -166,7 +166,7 @@ class Api:
     async def _prepare_messages(self, http: Request, request: ChatRequest, num_bytes: int) -> _Prepared:
         """`num_bytes`: size of what the messages were read from."""
         salt, downloaded = await self._fetch(http, request)
-        answer = await self._answers.chat(request, salt, downloaded, num_bytes)
+        answer = await self._answers.chat(request, salt, downloaded, num_bytes, tenant_of(http))
         return answer, await self._pin_handles(http, request.messages, *answer.prompts)
 
     async def _pin_handles(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> UsedMedia:
@@ -179,7 +179,7 @@ class Api:
         request = await _parse(parse_completion_request, body)
         self.served.check(request.model)
         salt = isolate_salt(self._settings, http, request.cache_salt)
-        return await self._answers.completion(request, salt), NOTHING_USED
+        return await self._answers.completion(request, salt, tenant_of(http)), NOTHING_USED
 
     async def prepare_embeddings(self, http: Request, body: Buffer) -> _Prepared:
         request = await _parse(parse_embeddings_request, body)

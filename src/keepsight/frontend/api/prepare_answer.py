@@ -24,6 +24,7 @@ from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.embeddings_request import EmbeddingsRequest
+from keepsight.frontend.api.fair_turns import FairTurns
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.listed_prompts import Prompt
 from keepsight.frontend.api.messages_request import MessagesChat
@@ -40,6 +41,12 @@ from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.intake.media_intake import Downloaded
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.check_grammar import (
+    NUM_PROCESSES,
+    UnknownGrammarError,
+    try_grammar,
+    without_tries,
+)
 from keepsight.frontend.prompt.lift_data_urls import length_of
 from keepsight.frontend.prompt.media_of_prompt import NO_MEDIA
 from keepsight.frontend.prompt.read_messages import Conversation
@@ -54,7 +61,7 @@ MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
 MAX_PROMPT_LOGPROBS_IN_ANSWER = 2**16
 # Limit on token ids of prompts, for the same size.
 MAX_TOKEN_IDS_IN_ANSWER = 2**20
-# Out of the 40 threads that all requests share.  Not fewer: most forms and films are already known and do not wait.
+# Out of the 40 threads that all requests share.  Not fewer: most films are already known and do not wait.
 MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
 
@@ -67,12 +74,18 @@ class AnswerPreparer:
     models: ServedModels
     # True if a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
-    # Requests that may wait for a grammar compiler, or for a worker that examines a film or a sound, leave some threads
-    # to the others.
+    # Requests that may wait for a worker that examines a film or a sound leave some threads to the others.
     _waiting_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING_THREADS))
+    # Requests whose grammar has to be tried wait for that without a thread.
+    _tries: FairTurns = field(default_factory=lambda: FairTurns(NUM_PROCESSES))
 
     async def chat(
-        self, request: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
+        self,
+        request: ChatRequest,
+        cache_salt: str | None,
+        downloaded: Downloaded,
+        num_bytes: int,
+        tenant: str = "",
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
         """Prepare the answer to a chat.  `num_bytes`: the size of all that the request was read from."""
         little = (
@@ -83,7 +96,7 @@ class AnswerPreparer:
             if little:
                 prepared, calls = prepare()
             else:
-                prepared, calls = await self._on_thread(prepare, request.messages, compiles=request.wants_form)
+                prepared, calls = await self._on_thread(prepare, request.messages, tenant)
             with prepared.free_names_if_refused():
                 _check_size_of_answer(request, [prepared])
         answered = request.without_bulky_fields()
@@ -95,11 +108,21 @@ class AnswerPreparer:
         return ChatAnswer(answered, terms)
 
     async def _on_thread(
-        self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
+        self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, tenant: str = ""
     ) -> Prepared:
-        """Run `prepare` on a thread, where it may wait for workers that examine unknown media, or for a compiler."""
-        may_wait_for_workers = conversation is not None and self.preparer.may_wait_for_workers(conversation)
-        if not (compiles or may_wait_for_workers):
+        """Run `prepare` on a thread; again each time that it needs a grammar which has to be tried first."""
+        while True:
+            try:
+                with without_tries():
+                    return await self._on_waiting_thread(prepare, conversation)
+            except UnknownGrammarError as unknown:
+                grammar = unknown.grammar
+            async with self._tries.take(tenant):
+                await run_in_threadpool(try_grammar, grammar)
+
+    async def _on_waiting_thread(self, prepare: Callable[[], Prepared], conversation: Conversation | None) -> Prepared:
+        """Run `prepare` on a thread, where it may wait for workers that examine unknown media."""
+        if conversation is None or not self.preparer.may_wait_for_workers(conversation):
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)
@@ -114,9 +137,11 @@ class AnswerPreparer:
         prepared = self._as_requested(request, self.preparer.split_off_thought(prepared, conversation))
         return prepared, calls
 
-    async def completion(self, request: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
+    async def completion(
+        self, request: CompletionRequest, cache_salt: str | None, tenant: str = ""
+    ) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, request, cache_salt)
-        prompts = await self._on_thread(prepare, compiles=request.wants_form)
+        prompts = await self._on_thread(prepare, tenant=tenant)
         # Each choice repeats what is told of its prompt.
         _check_size_of_answer(request, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # The encoded embeddings may be megabytes, and have been decoded by now.

@@ -3,7 +3,7 @@
 A few hundred characters can keep a compiler busy for hours (intersections of patterns), and nothing within the process
 could stop it. So each unknown grammar is compiled once in a subprocess with limits on its time and its memory, exactly
 as the engine will, except for the vocabulary, which hardly matters. The verdict is cached; a timeout because no CPU was
-free is not a verdict.
+free is not a verdict. Whoever must not wait for a try gets an `UnknownGrammarError` instead.
 """
 
 import hashlib
@@ -11,6 +11,9 @@ import importlib.util
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
@@ -26,6 +29,33 @@ MAX_MESSAGE_CHARACTERS = 500
 _PROGRAM = Path(__file__).with_name("try_grammar.py")
 
 
+NUM_PROCESSES = 2
+_may_try: ContextVar[bool] = ContextVar("_may_try", default=True)
+
+
+class UnknownGrammarError(Exception):
+    """Raised for a grammar that was not tried yet."""
+
+    def __init__(self, grammar: str) -> None:
+        super().__init__("a grammar was not tried yet")
+        self.grammar = grammar
+
+
+@contextmanager
+def without_tries() -> Iterator[None]:
+    """Have a grammar without a verdict raise UnknownGrammarError, also in threads that are started within."""
+    before = _may_try.set(False)
+    try:
+        yield
+    finally:
+        _may_try.reset(before)
+
+
+def try_grammar(grammar: str) -> None:
+    """Find the verdict, which is remembered."""
+    _CHECKER.find_fault(grammar)
+
+
 def check_structured_outputs(structured: StructuredOutputsParams | None, field: str | None = None) -> None:
     """Raise an error if the grammar asked for cannot be compiled. `field`: the caller's name for it."""
     if structured is None:
@@ -38,7 +68,7 @@ def check_structured_outputs(structured: StructuredOutputsParams | None, field: 
 
 
 class GrammarChecker:
-    def __init__(self, num_processes: int = 2) -> None:
+    def __init__(self, num_processes: int = NUM_PROCESSES) -> None:
         # By the grammars' digests, as grammars are long. An empty verdict means that the grammar compiles.
         self._verdicts = LruCache[bytes, str](MAX_REMEMBERED_BYTES, lambda verdict: 500 + len(verdict))
         self._lock = threading.Lock()
@@ -49,6 +79,8 @@ class GrammarChecker:
         digest = hashlib.blake2b(grammar.encode(), digest_size=32).digest()
         if (known := self._recall(digest)) is not None:
             return known
+        if not _may_try.get():
+            raise UnknownGrammarError(grammar)
         with self._turns:
             # Another thread may have checked the same grammar while we waited.
             known = self._recall(digest)

@@ -1,0 +1,49 @@
+"""Lets only so many at once do something expensive, and tenants by turns: one that asks for much delays itself.
+
+Used on one event loop, so it needs no lock.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+
+class FairTurns:
+    def __init__(self, num_at_once: int) -> None:
+        self._num_free = num_at_once
+        # By tenant, the one whose turn is next first.  No queue is empty.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def take(self, tenant: str) -> AsyncGenerator[None, None]:
+        if self._num_free:
+            self._num_free -= 1
+        else:
+            await self._wait(tenant)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, tenant: str) -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():  # its turn had just come
+                self._pass_on()
+            raise
+
+    def _pass_on(self) -> None:
+        while self._waiting:
+            tenant = next(iter(self._waiting))
+            queue = self._waiting.pop(tenant)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[tenant] = queue
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1
