@@ -1,4 +1,5 @@
 import asyncio
+import socket
 from ipaddress import ip_address
 
 import httpcore
@@ -6,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.errors import MediaRefusedError
+from keepsight.errors import MediaFetchError, MediaRefusedError
 from keepsight.frontend.intake.network_guard import (
     ATTEMPT_SECONDS,
     GuardedBackend,
@@ -111,6 +112,15 @@ def test_a_host_that_nobody_knows_is_told_from_one_of_the_inner_network_only_in_
     assert (unknown.status, unknown.code) == (inner.status, inner.code)
     assert "no such name" in caplog.messages[0]
     assert "10.0.0.1" in caplog.messages[1]
+
+
+def test_name_servers_that_do_not_answer_are_no_refusal() -> None:
+    async def resolve(_host: str, _port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    with pytest.raises(UrlFault) as caught:
+        find(NetworkGuard(resolve=resolve))
+    assert isinstance(caught.value.under("url"), MediaFetchError)
 
 
 def test_only_listed_hosts_are_asked_by_whatever_spelling() -> None:

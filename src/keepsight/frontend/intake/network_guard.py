@@ -13,7 +13,7 @@ from itertools import zip_longest
 
 import httpcore
 
-from keepsight.errors import MediaRefusedError
+from keepsight.errors import MediaFetchError, MediaRefusedError
 from keepsight.frontend.intake.race_addresses import race_addresses
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, to_ascii_host
 
@@ -106,6 +106,8 @@ class NetworkGuard:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
             logger.warning("a picture's host %r was not found: %s", host, error)
+            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
+                raise UrlFault(MediaFetchError, "no name server answers at the moment") from error
             raise fault from error
         for address in addresses:
             if not self._is_allowed(ip_address(address)):
