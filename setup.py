@@ -6,12 +6,16 @@ Without a compiler, or on another kind of processor, torch's own kernels are use
 
 import copy
 import os
+import runpy
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 MODELS = Path("src/keepsight/models")
+# Not imported: that would import what is not installed yet.
+CPU_SOURCES = runpy.run_path(str(MODELS / "cpu_sources.py"))
+IDENTITY = CPU_SOURCES["identify_sources"](MODELS)
 FLAGS_OF_PROCESSOR = {
     "": (),
     "_avx2": ("-mavx2", "-mfma"),
@@ -25,6 +29,7 @@ def _kernels(processor: str) -> Extension:
         f"keepsight.models._cpu_kernels{processor}",
         sources=[str(path) for path in sorted(MODELS.glob("cpu_*.c"))],
         depends=[str(path) for path in sorted(MODELS.glob("cpu_*.h"))],
+        define_macros=[("KEEPSIGHT_SOURCES", f'"{IDENTITY}"')],
         extra_compile_args=["-O3", "-fopenmp-simd", "-fno-math-errno", *FLAGS_OF_PROCESSOR[processor]],
         libraries=["m"],
         optional=True,
@@ -32,7 +37,17 @@ def _kernels(processor: str) -> Extension:
 
 
 class BuildApart(build_ext):
-    """Builds the libraries in parallel, each in its own folder, as their object files have the same names."""
+    """Builds the libraries in parallel, each in its own folder, as their object files have the same names.
+
+    A library of other sources is removed first: it must not stay where there is no compiler, nor count as up to date.
+    """
+
+    def run(self) -> None:
+        for folder in (MODELS, Path(self.build_lib, *MODELS.parts[1:])):
+            for library in folder.glob("_cpu_kernels*.so"):
+                if not CPU_SOURCES["is_compiled_from"](IDENTITY, library):
+                    library.unlink()
+        super().run()
 
     def build_extension(self, ext: Extension) -> None:
         own = copy.copy(self)

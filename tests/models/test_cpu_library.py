@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from keepsight.models import cpu_library
+from keepsight.models.cpu_sources import identify_sources
 from tests.models.conftest import forget_library
 
 SOURCES = [str(path) for path in Path(cpu_library.__file__).parent.glob("cpu_*.c")]
@@ -44,3 +45,30 @@ def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeyp
     assert looked_for == ["_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels"]
     monkeypatch.undo()
     forget_library()
+
+
+def test_libraries_of_another_version_are_not_loaded_and_one_line_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have functions of the same names, but may lay out their arguments differently."""
+    if not cpu_library.has_library():
+        pytest.skip("there was no compiler when keepsight was installed")
+    ours = identify_sources(Path(cpu_library.__file__).parent).encode()
+
+    def find(name: str) -> ModuleSpec | None:
+        if (spec := find_spec(name)) is None or spec.origin is None:
+            return None
+        old = tmp_path / name
+        old.write_bytes(Path(spec.origin).read_bytes().replace(ours, ours[::-1]))
+        return ModuleSpec(name, None, origin=str(old))
+
+    monkeypatch.setattr(cpu_library, "find_spec", find)
+    forget_library()
+    try:
+        assert not cpu_library.has_library()
+    finally:
+        monkeypatch.undo()
+        forget_library()
+    (line,) = caplog.messages
+    assert "another version" in line
+    assert "make install" in line

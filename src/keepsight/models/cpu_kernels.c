@@ -8,6 +8,10 @@
 #include "cpu_bfloat16.h"
 #include "cpu_kernels.h"
 
+#ifdef KEEPSIGHT_SOURCES  /* the identity of these files, which cpu_sources.py looks for in the library */
+const char keepsight_sources[] = KEEPSIGHT_SOURCES;
+#endif
+
 /* Norms --------------------------------------------------------------------------------------------------------- */
 
 INLINE float inverse_rms(const float *x, long size, float eps)

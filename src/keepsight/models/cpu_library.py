@@ -7,11 +7,14 @@ import ctypes
 import functools
 import logging
 from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from keepsight.models.cpu_sources import identify_sources, is_compiled_from
 
 logger = logging.getLogger(__name__)
 
@@ -60,16 +63,25 @@ def builds_for_this_processor() -> Sequence[str]:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    paths = [spec.origin for build in builds_for_this_processor() if (spec := find_spec(f"keepsight.models.{build}"))]
+    paths = [Path(spec.origin) for build in builds_for_this_processor() if (spec := _find(build)) and spec.origin]
     if not paths:
         logger.warning("No kernels for the CPU: there was no compiler at installation; torch's are slower")
-    return next((library for path in paths if (library := _load(path))), None)
+    identity = identify_sources(Path(__file__).parent)
+    fitting = [path for path in paths if is_compiled_from(identity, path)]
+    if len(fitting) < len(paths):
+        what = "are those of another version and are not used"
+        logger.warning("The kernels for the CPU %s: install keepsight again (`make install` or `pip install`)", what)
+    return next((library for path in fitting if (library := _load(path))), None)
 
 
-def _load(path: str | None) -> ctypes.CDLL | None:
+def _find(build: str) -> ModuleSpec | None:
+    return find_spec(f"keepsight.models.{build}")
+
+
+def _load(path: Path) -> ctypes.CDLL | None:
     try:
-        library = ctypes.CDLL(path)
-        for name in _NAMES:  # a library of an earlier version may be left
+        library = ctypes.CDLL(str(path))
+        for name in _NAMES:
             getattr(library, f"keepsight_{name}")
     except (OSError, AttributeError) as error:
         logger.warning("The kernels for the CPU in %s do not fit here (%s)", path, error)
