@@ -39,9 +39,9 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
-    options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, run_directory=Path(path),
-    pixel_mode="shared", num_frontends=int(num_frontends), num_engines=int(num_engines), api=ApiSettings(),
-    shutdown_seconds=float(shutdown_seconds), watchdog_seconds=12.5,
+    options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, program="",
+    run_directory=Path(path), pixel_mode="shared", num_frontends=int(num_frontends), num_engines=int(num_engines),
+    api=ApiSettings(), shutdown_seconds=float(shutdown_seconds), watchdog_seconds=12.5,
 )
 with socket.create_server(("127.0.0.1", 0)) as listener, take_signals() as signals:
     try:

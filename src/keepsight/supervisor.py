@@ -68,6 +68,8 @@ class ServerSettings:
     model_name: str
     # The checkpoint's files, listed before any process reads them.
     files: Files
+    # As in `StartEngine`.
+    program: str
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int
@@ -190,6 +192,7 @@ class Supervisor:
                 endpoint=self._endpoint_of(engine),
                 files=self._settings.files,
                 watchdog_seconds=self._settings.watchdog_seconds,
+                program=self._settings.program,
                 rank=rank,
                 num_engines=self._settings.num_engines,
             ),
@@ -206,6 +209,7 @@ class Supervisor:
                 frontend_id=frontend.name,
                 model_name=self._settings.model_name,
                 files=self._settings.files,
+                program=self._settings.program,
                 listener_fd=self._listener.fileno(),
                 api=self._settings.api,
                 rank=rank,

@@ -18,6 +18,7 @@ import pytest
 
 from keepsight.demo import checkpoint_path
 from keepsight.observe.process_memory import with_descendants
+from keepsight.program_identity import PACKAGE
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.official_client import answer, complete, connect
 from tests.real_server import END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
@@ -125,6 +126,18 @@ def test_a_server_does_not_restart_with_a_replaced_model(tmp_path: Path, kind: s
         Server(process, port, log).kill(kind)
         assert process.wait(END_SECONDS) == 1
     assert log.read_text().count("model.safetensors: was changed since the server started") == 3
+
+
+@pytest.mark.parametrize("kind", ["engine", "frontend"])
+def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path: Path, kind: str) -> None:
+    """As after an upgrade: a new process would not understand the others, or would compute something else."""
+    package, log = shutil.copytree(PACKAGE, tmp_path / "src" / "keepsight"), tmp_path / "log"
+    with serving(log, environment={"PYTHONPATH": str(package.parent)}) as (process, port):
+        with (package / "requests.py").open("a") as file:
+            file.write("# And a novelty.\n")
+        Server(process, port, log).kill(kind)
+        assert process.wait(END_SECONDS) == 1
+    assert log.read_text().count("files were changed since the server started: restart the server") == 3
 
 
 def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:

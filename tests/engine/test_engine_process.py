@@ -55,7 +55,7 @@ class Engine:
         self.config = make_config(num_blocks=5000)
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
-        start = StartEngine({}, str(path), "none", self.endpoint, {}, watchdog_seconds)
+        start = StartEngine({}, str(path), "none", self.endpoint, {}, watchdog_seconds, program="this")
         loaded = make_engine(self.config, self.runner, Inbox(), max_model_len=200, computes_on_cores=computes_on_cores)
         self.process = EngineProcess(start, Config(), loaded)
         self.status: int | None = None

@@ -147,6 +147,17 @@ def test_a_process_whose_message_handler_fails_ends() -> None:
     assert "ZeroDivisionError" in log
 
 
+def test_a_message_that_cannot_be_read_ends_the_process_and_is_logged() -> None:
+    """As one of another version. It must not look like the end of the supervisor."""
+    process = Process("wait")
+    process.wait_until_ready()
+    process.control.connection.sendall(b'{"type":"Novelty"}\n')
+    status, log = process.end()
+    assert status == 1
+    assert "a message of the supervisor cannot be read" in log
+    assert "was Keepsight changed" in log
+
+
 def test_child_processes_do_not_inherit_the_control_socket() -> None:
     process = Process("inherit")
     assert process.end() == (0, "")

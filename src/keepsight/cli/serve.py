@@ -23,6 +23,7 @@ from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.take_signals import take_signals
+from keepsight.program_identity import identify_program
 from keepsight.supervisor import ServerSettings, Supervisor
 
 # A frontend has half as many open before the first client connects.
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    program = identify_program()
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
     warn_of_vllm_variables(os.environ)
     _check_model_is_no_value(arguments)
@@ -99,6 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
             options=_options_of(config),
             model_name=model_name,
             files=list_files(config.directory, *config.adapter_folders.values()),
+            program=program,
             run_directory=directory.path,
             pixel_mode=pixel_mode,
             num_frontends=arguments.api_server_count,

@@ -25,6 +25,7 @@ from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
 from keepsight.observe.counters import Counters
+from keepsight.program_identity import check_program_is
 from keepsight.requests import EngineRequest, FromEngine, Received, RequestBegun, RequestFailed
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,7 @@ def main(control: ProcessEnd) -> int:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     start = control.receive()
     assert isinstance(start, StartEngine)
+    check_program_is(start.program)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
     check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
     engine = load_engine_alone(config, part)

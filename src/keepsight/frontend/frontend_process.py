@@ -48,6 +48,7 @@ from keepsight.observe.catalogue import FETCHED, RESPONSES, RESTARTED
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.server_view import ServerView
+from keepsight.program_identity import check_program_is
 
 if TYPE_CHECKING:
     from keepsight.observe.export_spans import SpanExport
@@ -192,6 +193,7 @@ def _open_span_export(endpoint: str | None) -> "SpanExport | None":
 def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartFrontend)
+    check_program_is(start.program)
     for handler in logging.getLogger().handlers:
         handler.addFilter(RequestIdFilter())
     process = FrontendProcess(start)

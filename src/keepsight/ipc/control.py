@@ -51,6 +51,8 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     files: Files
     # The longest that one of its steps may take; 0: no limit; None: what suits the device.
     watchdog_seconds: float | None
+    # The program that the server was started with: `identify_program`.
+    program: str
     # Its rank among the engines that do the same work and share the machine, and their number.
     rank: int = 0
     num_engines: int = 1
@@ -64,6 +66,7 @@ class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     model_name: str
     # As in `StartEngine`.
     files: Files
+    program: str
     # The socket to accept on.
     listener_fd: int
     # Its rank among the frontends, their number, and the number of engines that they use.
@@ -194,6 +197,9 @@ class ProcessEnd:
         try:
             for line in self._connection.makefile("rb"):
                 self._arrived.put(_to_process.decode(line))
+        except msgspec.MsgspecError as error:
+            logger.error("a message of the supervisor cannot be read (%s): was Keepsight changed while it ran?", error)
+            os._exit(1)
         finally:
             os._exit(ORPHANED)
 
