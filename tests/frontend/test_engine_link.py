@@ -244,6 +244,25 @@ def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp
     link.close()
 
 
+def test_what_keeps_a_link_from_connecting_is_logged_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = SimpleQueue[str]()
+
+    def refuse(self: FrontendChannel, timeout: float) -> Welcome:
+        attempts.put("one more")
+        raise HandshakeError("the frontend speaks another version")
+
+    monkeypatch.setattr(FrontendChannel, "connect", refuse)
+    monkeypatch.setattr(engine_link, "RETRY_SECONDS", 0.001)
+    link = EngineLink(cast(EngineClient, Client()), "one", lambda welcome: None)
+    link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
+    for _ in range(3):
+        attempts.get(timeout=SOON)
+    link.close()
+    assert caplog.messages == ["no connection to the engine: the frontend speaks another version"]
+
+
 def test_without_a_free_thread_the_link_tries_again(
     link: EngineLink,
     client: Client,

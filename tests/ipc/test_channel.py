@@ -1,6 +1,7 @@
 """Real sockets: messages arrive, strangers are ignored, and each side notices when the other one ends."""
 
 import queue
+import re
 import subprocess
 import sys
 import threading
@@ -245,6 +246,15 @@ class TestHandshake:
             frontend.channel.connect(LIMIT)
         assert not frontend.channel.send(REQUEST)
         assert frontend.lost.empty()
+
+    def test_a_frontend_of_another_version_is_logged_once_however_often_it_tries(
+        self, engine: Engine, endpoint: str, opened: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        stranger: Stranger = opened(Stranger(endpoint))
+        for version in (b"99", b"99", b"98", b"98"):
+            stranger.socket.send_multipart([b"H", version, b"?"])
+            assert stranger.socket.recv_multipart()[0] == b"X"
+        assert [re.findall(r"version (\d+)", line) for line in caplog.messages] == [["99"], ["98"]]
 
     def test_nothing_is_sent_before_the_handshake(
         self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]

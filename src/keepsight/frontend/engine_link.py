@@ -33,6 +33,8 @@ class EngineLink:
         # The engine's endpoint, None if there is no engine; and whether to pause before the next attempt to connect.
         self._endpoint: str | None = None
         self._has_failed = False
+        # What was logged last, so that what stays true is not logged five times a second.
+        self._complaint = ""
         self._channel: FrontendChannel | None = None
         self._is_welcomed = False
         self._is_closed = False
@@ -94,7 +96,9 @@ class EngineLink:
                 self._channel = channel
             channel.connect(CONNECT_SECONDS)
         except (HandshakeError, OSError) as error:  # OSError: out of descriptors or threads, for now
-            logger.warning("no connection to the engine: %s", error)
+            if self._complaint != (complaint := str(error)):
+                logger.warning("no connection to the engine: %s", complaint)
+            self._complaint = complaint
             with self._changed:
                 self._has_failed = True
                 if self._channel is not None:  # the welcome may have come in the meantime
@@ -105,7 +109,7 @@ class EngineLink:
     def _take(self, channel: FrontendChannel, welcome: Welcome) -> None:
         with self._changed:
             if self._channel is channel:  # it may already be lost again
-                self._has_failed, self._is_welcomed = False, True
+                self._has_failed, self._is_welcomed, self._complaint = False, True, ""
                 self._on_welcome(welcome)
                 self._client.connect(
                     channel.send, self._rank, accepts_unrequested_pixels=welcome.accepts_unrequested_pixels

@@ -163,6 +163,7 @@ class EngineListener:
         self._welcome = encode_welcome(welcome)
         self._on_message, self._on_lost, self._on_welcomed = on_message, on_lost, on_welcomed
         self._peers = Peers()
+        self._last_refusal = ""
         # File descriptors of the open connections.
         self._open_fds: set[int] = set()
         # Routing ids of connections that were cut off, and the reasons that they could not be told yet.
@@ -240,9 +241,12 @@ class EngineListener:
         try:
             self._welcome_peer(Peer(decode_hello(frames).frontend_id, source))
         except (WireError, HandshakeError) as error:
-            if frames[0] == HELLO:
-                logger.warning("a frontend was refused: %s", error)
-            self._refuse(source.routing_id, str(error))
+            reason = str(error)
+            # Frontends that are refused try again several times a second.
+            if frames[0] == HELLO and reason != self._last_refusal:
+                logger.warning("a frontend was refused: %s", reason)
+                self._last_refusal = reason
+            self._refuse(source.routing_id, reason)
 
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
