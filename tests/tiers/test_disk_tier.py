@@ -130,8 +130,13 @@ def test_a_server_accepts_entries_after_another_replaced_its_own(tier: DiskTier)
     other.close()
 
 
-def test_stats_include_other_servers_entries_as_of_the_last_own_change(tier: DiskTier) -> None:
+def test_stats_include_other_servers_entries_as_of_the_last_own_change_or_find(tier: DiskTier) -> None:
     other = reopened(tier)
+    other.open()
+    put(tier, 9)
+    assert other.get(key_of(9)) is not None
+    assert (other.stats().num_entries, other.stats().num_bytes) == (1, PAGE)
+    tier.clear()
     put(tier, *range(3))
     put(other, 3)
     assert (other.stats().num_entries, other.stats().num_bytes) == (4, 4 * PAGE)

@@ -37,7 +37,7 @@ class Held(NamedTuple):
 
 
 class Ledger:
-    """`held` is exact while the ledger is being changed; `known` is its value after this process's last change."""
+    """`held` is exact while the ledger is being changed; `known` is what this process last read or wrote."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -106,6 +106,10 @@ class Ledger:
                 finally:
                     self.known = self.held
                     self._write(self.known, is_settled=True)
+
+    def read_again(self) -> None:
+        """Note what others may have changed meanwhile. Raises OSError if the ledger is closed."""
+        self.known = self.held
 
     @property
     def held(self) -> Held:

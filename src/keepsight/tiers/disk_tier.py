@@ -128,6 +128,10 @@ class DiskTier:
         # If the use cannot be recorded, only the eviction order suffers.
         with suppress(OSError):
             os.utime(descriptor, ns=(now, now))
+        if key not in self._known:
+            # Others have stored it, and perhaps more: a hit in a folder that seems empty would puzzle.
+            with suppress(OSError):
+                self._ledger.read_again()
         self._learn(key, array, now)
 
     def _learn(self, key: str, array: StoredArray, last_use: int) -> None:
