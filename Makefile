@@ -9,6 +9,9 @@ KERNELS := src/keepsight/models/_cpu_kernels*.so
 # One more than the number of cores, since many tests wait for a server.
 WORKERS = $(shell expr $$(nproc) + 1)
 
+# Its scripts and the installed package name this folder: one that was moved or copied elsewhere is removed.
+$(shell [ ! -s $(VENV)/installed ] || [ "$$(cat $(VENV)/installed)" = "$$(pwd -P)" ] || rm -rf $(VENV))
+
 .PHONY: install borrow-compiler install-test serve test check bench clean
 
 # A partial environment, or one of another Python, would count as made from then on, so it is removed.
@@ -22,7 +25,7 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsi
 	$(PIP) torch
 	$(PIP) -e '.[fast,pdf]'
 	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"
-	touch $@
+	pwd -P > $@
 
 # The CPU kernels are compiled when the package is installed.  If there is no compiler, one is installed temporarily.
 borrow-compiler:

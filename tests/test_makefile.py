@@ -60,6 +60,24 @@ def test_a_failed_environment_is_removed(clone: Path) -> None:
     assert not (clone / ".venv").exists()
 
 
+@pytest.mark.parametrize("place", ["here", "elsewhere"])
+def test_an_environment_is_made_anew_after_the_clone_was_moved(clone: Path, place: str) -> None:
+    """It would run what lies in the old place, or nothing."""
+    write_script(clone / ".venv/bin/python", "exit 1\n")
+    (clone / ".venv/installed").write_text(f"{clone.resolve() if place == 'here' else clone.parent}\n")
+    assert make_environment(clone, "3, 11").returncode == 0
+    assert ((clone / ".venv/bin/python").read_text() == "exit 1\n") == (place == "here")
+
+
+def test_an_environment_notes_where_it_was_made(clone: Path) -> None:
+    write_script(clone / ".venv/bin/python", "#!/bin/sh\n")
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
+        (clone / name).touch()
+    write_script(clone / "src/keepsight/models/_cpu_kernels.so", "")
+    assert make(clone, "install").returncode == 0
+    assert (clone / ".venv/installed").read_text() == f"{clone.resolve()}\n"
+
+
 def test_the_bundled_compiler_is_found_in_a_path_with_a_space(clone: Path) -> None:
     write_script(clone / ".venv/bin/python", '#!/bin/sh\nif [ "$CC" ]; then echo "$CC" > said; fi\n')
     compiler = clone / ".venv/lib/python3.11/site-packages/ziglang/zig"
