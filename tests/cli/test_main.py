@@ -87,6 +87,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
         (["serve", "--watchdog-timeout", "-1"], "keepsight serve: --watchdog-timeout: must be at least 10, not -1.0"),
         (["serve", "--api-server-count", "0"], "keepsight serve: --api-server-count: must be at least 1, not 0"),
         (["serve", "--data-parallel-size", "0"], "keepsight serve: --data-parallel-size: must be at least 1, not 0"),
+        (["serve", "/tmp/\udcff"], "keepsight serve: model: is not UTF-8"),
         (["serve", "--served-model-name", "a", "\udcff"], "keepsight serve: --served-model-name: is not UTF-8"),
         (["serve", "--encoder-disk-cache", "/tmp/\udcff"], "keepsight serve: --encoder-disk-cache: is not UTF-8"),
         (["serve", "--mm-processor-kwargs", "{"], "keepsight serve: --mm-processor-kwargs: is not JSON"),
@@ -107,7 +108,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
             "keepsight serve: --host: 'no.such.host.invalid' is not an address",
         ),
         (["serve", "--host", "192.0.2.1"], "keepsight serve: --host: cannot listen on 192.0.2.1:8000: Cannot assign"),
-        (["serve", "--host", "*"], "keepsight serve: --host: "),
+        (["serve", "--host", "*"], "keepsight serve: --host: '*' is not an address: :: or 0.0.0.0 means all"),
         (["serve", "--host", "fe80::1"], "keepsight serve: --host: "),
         (["serve", "--port", "0", "no/such/model"], "keepsight serve: no/such/model: no such folder"),
         (

@@ -227,6 +227,16 @@ def test_the_ipv6_wildcard_address_accepts_ipv4_too() -> None:
             socket.create_connection((host, port), timeout=20).close()
 
 
+def test_the_address_that_was_found_is_listened_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link-local address has the number of its network interface, too."""
+    found = [(socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 7))]
+    bound: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+    monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
+    serve._listen("fe80::1%eth0", 0)
+    assert bound == [("fe80::1", 0, 0, 7)]
+
+
 INTERRUPTED_SERVER = """
 import os, shutil, sys
 from keepsight.cli import serve

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
-from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
+from keepsight.cli.check_arguments import check_arguments_are_text, check_is_text, check_minimums
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
@@ -81,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     api = api_settings_from(arguments)
     model_name = arguments.served_model_name[0] if arguments.served_model_name else config.model_name
     _check_names(config, (model_name, *api.more_model_names))
+    check_is_text(arguments.model, "model")  # which is typed without a flag
     check_arguments_are_text(arguments)
     minimums = {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0}
     check_minimums(arguments, minimums | ({"watchdog_timeout": 10} if arguments.watchdog_timeout else {}))
@@ -161,14 +162,18 @@ def _options_of(config: Config) -> dict[str, object]:
 def _listen(host: str, port: int) -> socket.socket:
     if not 0 <= port <= 65535:
         raise InvalidArgumentError("--port", f"must be from 0 to 65535, not {port}")
+    if host == "*":  # glibc finds all addresses by this name, other systems none
+        raise InvalidArgumentError("--host", "'*' is not an address: :: or 0.0.0.0 means all")
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise InvalidArgumentError("--host", f"{host!r} is not an address of this machine: {error}") from error
+    # With the network interface's number, for an address like fe80::1%eth0.
+    family, _, _, _, address = found[0]
     try:
         # "::" means all addresses, including IPv4's, as with other servers.
         takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=takes_both)
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=takes_both)
     except OSError as error:
         # The port is in use, or it is below 1024 and reserved for root.
         at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
