@@ -75,8 +75,9 @@ def test_shared_memory_suffices_if_nothing_else_is_writable(tmp_path: Path, monk
 
 def test_without_any_usable_folder_the_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-    with pytest.raises(ServerStartError, match="nor any folder for temporary files can be used"):
+    with pytest.raises(ServerStartError, match="nor any folder for temporary files can be used") as caught:
         RunDirectory.create(tmp_path / "missing")
+    assert str(caught.value).count(f"{tmp_path}/missing: No such file or directory") == 2
 
 
 def test_full_shared_memory_is_not_used(
@@ -131,6 +132,20 @@ def test_a_folder_whose_path_is_too_long_for_sockets_is_not_used(
     with RunDirectory.create(longest, num_frontends=1) as directory:
         within = os.fsencode(directory.path / "engine-1234567").removeprefix(os.fsencode(longest))
         assert limit + len(within) == 107  # the kernel's limit
+
+
+def test_a_folder_whose_path_is_no_text_is_not_used_by_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_directory.logger, "disabled", True)  # pytest-xdist cannot send such text
+    temporary = tmp_path / os.fsdecode(b"\xff")
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    monkeypatch.setattr(run_directory, "MAX_PARENT_OF_SOCKETS", len(os.fsencode(temporary)))
+    with pytest.raises(ServerStartError, match=r"not UTF-8 \(see TMPDIR\)"):
+        RunDirectory.create(tmp_path / "missing", num_frontends=1)
+    with RunDirectory.create(tmp_path / "missing") as directory:
+        assert directory.path.parent == temporary
 
 
 def test_closing_an_opened_directory_does_not_remove_it(tmp_path: Path) -> None:

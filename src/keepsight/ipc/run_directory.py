@@ -53,15 +53,19 @@ class RunDirectory:
         `num_frontends`: of the server that it is for, which has sockets in it; 0 for an `LLM`.
         """
         clean_dead(shared_memory)
+        reasons = []
         for place in _list_places(shared_memory):
             try:
                 if num_frontends:
                     _refuse_if_long(place)
+                    _refuse_if_not_text(place)
                 _refuse_if_full(place, num_frontends)
                 return cls._create_in(place)
             except OSError as error:
                 logger.warning("%s cannot be used for the run directory: %s", place, error)
-        raise ServerStartError(f"neither {shared_memory} nor any folder for temporary files can be used")
+                reasons.append(f"{place}: {error.strerror}")
+        found = "; ".join(reasons)
+        raise ServerStartError(f"neither {shared_memory} nor any folder for temporary files can be used ({found})")
 
     @classmethod
     def _create_in(cls, parent: Path) -> Self:
@@ -144,6 +148,14 @@ def _refuse_if_long(folder: Path) -> None:
     if len(os.fsencode(folder)) > MAX_PARENT_OF_SOCKETS:
         reason = f"a folder whose path is longer than {MAX_PARENT_OF_SOCKETS} bytes cannot hold sockets (see TMPDIR)"
         raise OSError(errno.ENAMETOOLONG, reason)
+
+
+def _refuse_if_not_text(folder: Path) -> None:
+    """Its path is sent to the server's processes."""
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:
+        raise OSError(errno.EILSEQ, "its path is not UTF-8 (see TMPDIR)") from None
 
 
 def _num_free_bytes(path: Path) -> int:
