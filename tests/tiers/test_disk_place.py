@@ -51,3 +51,8 @@ def test_without_a_home_a_folder_must_be_given(text: str | Literal[True], withou
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* give a full path"):
         parse_disk_place(text)
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)
+
+
+def test_a_default_folder_that_cannot_be_found_is_not_called_by_an_empty_name(without_home: None) -> None:
+    with pytest.raises(InvalidArgumentError, match="the default folder needs a home, or XDG_CACHE_HOME, give a full"):
+        parse_disk_place(True)

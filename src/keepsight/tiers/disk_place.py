@@ -35,7 +35,8 @@ def parse_disk_place(
     try:
         directory = Path(path).expanduser().absolute() if path else cache_home() / content
     except RuntimeError as error:  # the user has no home
-        raise InvalidArgumentError(field, f"{text!r} is not a folder, give a full path: {error}") from error
+        what = f"{text!r} is not a folder" if path else "the default folder needs a home, or XDG_CACHE_HOME"
+        raise InvalidArgumentError(field, f"{what}, give a full path: {error}") from error
     if is_checkpoint(directory):
         raise InvalidArgumentError(field, f"{directory} looks like a model, not a cache: it holds a config.json")
     return DiskPlace(directory, _parse_size(size, field) if colon else DEFAULT_DISK_BYTES)
