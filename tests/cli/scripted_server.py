@@ -30,6 +30,7 @@ STREAMS_OF_OTHERS = (
     [b": a comment\n\n", b"event: message\n", b'data:{"choices":[{"delta":{"content":"Hi"}}]}\r\n\r\n', DONE],
     [b'data: {"choices": [{"delta": {"content": "Hi"}}], "usage": null}\n\n', b'data: {"choices": []}\n\n', DONE],
     [event("Hi"), DONE, b"data: nonsense\n\n"],
+    [b'data: {"choices": [{"delta": {"content": "Hi"}}], "error": null}\n\n', DONE],
     [
         b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n',
         b'data: {"choices": null}\n\n',

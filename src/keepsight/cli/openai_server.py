@@ -113,7 +113,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         if data == DONE:
             return
         event = _parse(data)
-        if "error" in event:
+        if event.get("error") is not None:
             raise NoAnswerError(message_of(event) or "the server ended the answer with an error")
         yield event
         # Not every server also sends [DONE].
