@@ -327,6 +327,16 @@ def test_an_account_of_very_many_pictures_is_truncated(tmp_path: Path) -> None:
     assert read.work["encoded"] == 100
 
 
+@pytest.mark.parametrize("hashes", [(), ("a", "b")])
+def test_an_account_that_has_no_room_even_without_its_media_is_left_out(
+    tmp_path: Path, hashes: tuple[str, ...]
+) -> None:
+    ring = AccountRing.open(tmp_path, "frontend-0")
+    ring.put(make_account(*hashes, request_id="x" * SLOT_BYTES).describe())
+    ring.put(make_account(request_id="next").describe())
+    assert [each.id for each in read_rings(tmp_path)] == ["next"]
+
+
 def test_an_account_being_written_is_not_read(tmp_path: Path) -> None:
     ring = AccountRing.open(tmp_path, "frontend-0")
     ring.put(make_account(request_id="whole").describe())

@@ -21,6 +21,7 @@ FOLDER = "accounts"
 NUM_SLOTS, SLOT_BYTES = 128, 4096
 RING_BYTES = NUM_SLOTS * SLOT_BYTES
 _HEADER = struct.Struct("<QI")  # time of writing, number of bytes
+ROOM = SLOT_BYTES - _HEADER.size
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(AccountBody)
 
@@ -39,8 +40,10 @@ class AccountRing:
         return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
 
     def put(self, account: AccountBody) -> None:
-        """Add an account, on any thread."""
+        """Add an account, on any thread.  One that has no room, even without its media, is left out."""
         body = _fit(account)
+        if len(body) > ROOM:
+            return
         with self._lock:
             begin = self._next * SLOT_BYTES
             self._next = (self._next + 1) % NUM_SLOTS
@@ -71,10 +74,9 @@ def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
 
 
 def _fit(account: AccountBody) -> bytes:
-    """Encode an account into a slot's size.  If there are too many pictures, only the first ones are kept."""
-    room = SLOT_BYTES - _HEADER.size
-    while len(body := _encode(account)) > room:
-        account = _keep_first(account, len(account.media) * room // len(body))
+    """Encode an account into a slot's size, if possible.  If there are too many pictures, only the first are kept."""
+    while len(body := _encode(account)) > ROOM and account.media:
+        account = _keep_first(account, len(account.media) * ROOM // len(body))
     return body
 
 
