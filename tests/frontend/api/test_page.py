@@ -30,7 +30,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PATIENCE_MS = 20_000
 # For both pages together.
-MAX_PAGE_BYTES = 46_000
+MAX_PAGE_BYTES = 46_700
 expect.set_options(timeout=PATIENCE_MS)
 
 
@@ -240,6 +240,17 @@ def hold_back_reading(page: Page) -> None:
     }""")
 
 
+def hold_back_all_reading(page: Page) -> None:
+    """Make the page read no file until the test calls `goOn` or `fail` of one of them in `held`."""
+    page.evaluate("""() => {
+        const read = FileReader.prototype.readAsDataURL;
+        window.held = [];
+        FileReader.prototype.readAsDataURL = function (file) {
+            held.push({ goOn: () => read.call(this, file), fail: () => this.onerror() });
+        };
+    }""")
+
+
 def make_unreadable(page: Page, name: str) -> None:
     page.evaluate(
         """(name) => {
@@ -309,6 +320,84 @@ def test_escape_keeps_a_question_that_waits_for_its_files(page: Page) -> None:
     expect(message(page)).to_have_value("What is in this picture?")
 
 
+def test_a_question_that_waits_for_its_files_can_be_canceled_without_a_keyboard(page: Page) -> None:
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    message(page).fill("What is in this picture?")
+    page.get_by_role("button", name="Send").dblclick()  # the second click of it cancels nothing
+    page.get_by_role("button", name="Cancel").click()
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    page.evaluate("goOn()")
+    expect(waiting_pictures(page)).to_have_count(1)
+    expect(message(page)).to_have_value("What is in this picture?")
+
+
+def test_a_question_that_is_changed_while_it_waits_for_its_files_is_not_sent_half_typed(page: Page) -> None:
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    send(page, "What colour")
+    expect(page.get_by_role("button", name="Cancel")).to_be_visible()
+    message(page).press_sequentially(" is")
+    expect(page.get_by_role("button", name="Send")).to_be_visible()
+    page.evaluate("goOn()")
+    expect(waiting_pictures(page)).to_have_count(1)
+    expect(message(page)).to_have_value("What colour is")
+
+
+def test_a_file_that_is_never_read_can_be_forgotten(page: Page) -> None:
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    send(page, "Hello")
+    page.get_by_role("button", name="Remove files being read").click()
+    expect(page.get_by_role("list", name="Attached to the next message")).to_be_hidden()
+    assert page.get_by_label("Choose pictures").input_value() == ""
+    expect(message(page)).to_have_value("Hello")
+    message(page).press("Enter")
+    expect(answer(page)).to_contain_text("Hello!")
+
+
+def test_a_new_chat_does_not_wait_for_the_files_of_the_one_before(page: Page) -> None:
+    hold_back_reading(page)
+    give_files(page, draw(1))
+    page.get_by_role("button", name="New chat").click()
+    assert page.get_by_label("Choose pictures").input_value() == ""
+    send(page, "Hello")
+    expect(answer(page)).to_contain_text("Hello!")
+
+
+def test_a_file_of_the_chat_before_fails_unnoticed(page: Page) -> None:
+    hold_back_all_reading(page)
+    give_files(page, draw(1))
+    page.get_by_role("button", name="New chat").click()
+    give_files(page, draw(2))
+    send(page, "What is in this picture?")
+    page.evaluate("held[0].fail()")
+    expect(page.get_by_role("list", name="Attached to the next message")).to_contain_text("1 being read")
+    expect(page.get_by_role("alert")).to_be_hidden()
+    with page.expect_request("**/chat/completions") as asked:
+        page.evaluate("held[1].goOn()")
+    picture, _question = messages_of(asked.value)[0]["content"]
+    assert picture["image_url"]["url"] == draw(2).data_url
+
+
+def test_the_focus_stays_on_a_button_while_files_are_read(page: Page) -> None:
+    attach(page, draw(1))
+    hold_back_all_reading(page)
+    give_files(page, draw(2), draw(3))
+    page.get_by_role("button", name="Remove 0.png").focus()
+    page.evaluate("held[0].goOn()")
+    expect(waiting_pictures(page)).to_have_count(2)
+    expect(page.get_by_role("button", name="Remove 0.png").first).to_be_focused()
+
+
+def test_a_held_enter_sends_nothing_again(page: Page) -> None:
+    page.keyboard.down("Enter")
+    message(page).fill("Hello")  # as if it came back from a server that cannot be reached
+    page.keyboard.down("Enter")
+    assert page.locator("#talk li").count() == 0
+    expect(message(page)).to_have_value("Hello")
+
+
 def test_a_double_click_sends_once_and_stops_nothing(page: Page) -> None:
     message(page).fill("Hello")
     page.get_by_role("button", name="Send").dblclick()
@@ -327,18 +416,24 @@ def test_the_enter_that_ends_a_composition_in_safari_sends_nothing(page: Page) -
     expect(page.locator("#talk li")).to_have_count(2)
 
 
-def test_text_that_is_copied_with_a_picture_of_it_is_pasted_as_text(page: Page) -> None:
-    prevented = page.evaluate("""() => {
+@pytest.mark.parametrize(("copied", "is_text"), [("A1\tB1", True), (" \r\n", False)])
+def test_text_that_is_copied_with_a_picture_of_it_is_pasted_as_text_unless_it_is_blank(
+    page: Page, copied: str, is_text: bool
+) -> None:
+    prevented = page.evaluate(
+        """(copied) => {
         const clipboardData = new DataTransfer();
-        clipboardData.setData("text/plain", "A1\\tB1");
+        clipboardData.setData("text/plain", copied);
         clipboardData.setData("text/html", "<table><tr><td>A1<td>B1</table>");
         clipboardData.items.add(new File(["x"], "image.png", { type: "image/png" }));
         const paste = new ClipboardEvent("paste", { bubbles: true, cancelable: true, clipboardData });
         text.dispatchEvent(paste);
         return paste.defaultPrevented;
-    }""")
-    assert not prevented
-    expect(waiting_pictures(page)).to_have_count(0)
+    }""",
+        copied,
+    )
+    assert prevented != is_text
+    expect(waiting_pictures(page)).to_have_count(0 if is_text else 1)
 
 
 def test_a_refusal_names_the_file_that_it_is_about(page: Page) -> None:

@@ -9,7 +9,7 @@ const [talk, form, text, send, error, keyForm] = ["talk", "ask-form", "text", "s
 let model = null; // as the server calls it
 let messages = []; // in OpenAI's form
 let attached = []; // to the next message: {name, kind, url}, and the item that shows it
-let numUnread = 0; // files that are still being read
+let unread = new Set(); // files that are being read, of which none is forgotten
 let isAwaited = false; // whether the question goes once they are read
 let running = null; // the AbortController of the answer under way
 
@@ -63,7 +63,7 @@ async function ask(question, shown) {
   const timing = { started: performance.now() };
   const chat = messages;
   running = new AbortController();
-  send.textContent = "Stop";
+  labelButton();
   answer.item.setAttribute("aria-busy", "true");
   try {
     await listen(question, answer.text, timing);
@@ -75,7 +75,7 @@ async function ask(question, shown) {
     timing.isBroken = true;
   }
   running = null;
-  send.textContent = "Send";
+  labelButton();
   answer.item.setAttribute("aria-busy", "false");
   if (chat !== messages) return; // a new chat has begun
   const said = answer.text.textContent;
@@ -170,22 +170,32 @@ function show({ name, kind, url }) {
 }
 
 function showAttached() {
-  at("attached").replaceChildren(...attached.map((each) => (each.item ??= showRemovable(each))));
-  const textContent = `${numUnread} being read`;
-  if (numUnread) at("attached").append(Object.assign(document.createElement("li"), { textContent }));
+  const wanted = attached.map((each) => (each.item ??= makeRemovable(show(each), each.name, () => drop(each))));
+  unreadItem.firstChild.textContent = `${unread.size} being read`;
+  if (unread.size) wanted.push(unreadItem);
+  const list = at("attached");
+  for (const item of [...list.children]) if (!wanted.includes(item)) item.remove();
+  // One that is moved, even to where it is, loses the focus.
+  wanted.forEach((item, i) => item === list.children[i] || list.insertBefore(item, list.children[i]));
 }
 
-function showRemovable(shown) {
+function makeRemovable(shown, name, forget) {
   const item = document.createElement("li");
   const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
-  remove.setAttribute("aria-label", `Remove ${shown.name}`);
+  remove.setAttribute("aria-label", `Remove ${name}`);
   remove.onclick = () => {
-    attached = attached.filter((each) => each !== shown);
+    forget();
     showAttached();
     text.focus();
   };
-  item.append(show(shown), remove);
+  item.append(shown, remove);
   return item;
+}
+
+const unreadItem = makeRemovable(show({ kind: "file" }), "files being read", forgetUnread);
+
+function labelButton() {
+  send.textContent = running ? "Stop" : isAwaited ? "Cancel" : "Send";
 }
 
 function askForKey() {
@@ -196,24 +206,41 @@ function askForKey() {
 // ---- what is done
 
 async function attach(files) {
-  const chat = messages;
+  const reading = unread;
   error.hidden = true;
-  numUnread += files.length;
+  for (const file of files) reading.add(file);
   showAttached();
   for (const file of files) {
     try {
       const kind = kindOf(file);
-      const url = await readAsDataUrl(file); // meanwhile others may be removed, or a new chat begun
-      if (chat === messages) attached.push({ name: file.name, kind, url });
+      const url = await readAsDataUrl(file); // meanwhile others may be removed, or these forgotten
+      if (reading !== unread) return;
+      attached.push({ name: file.name, kind, url });
     } catch (failure) {
+      if (reading !== unread) return;
       showFailure(failure);
-      isAwaited = false; // the question was about this file, too
+      waitForFiles(false); // the question was about this file, too
     }
-    numUnread--;
+    unread.delete(file);
     showAttached();
   }
   text.focus();
-  if (isAwaited && !numUnread) form.requestSubmit();
+  if (isAwaited && !unread.size) form.requestSubmit();
+}
+
+function drop(file) {
+  attached = attached.filter((each) => each !== file);
+}
+
+function forgetUnread() {
+  unread = new Set();
+  at("files").value = ""; // so that the same can be chosen again
+  waitForFiles(false);
+}
+
+function waitForFiles(isAsked) {
+  isAwaited = isAsked && unread.size > 0;
+  labelButton();
 }
 
 function kindOf(file) {
@@ -240,7 +267,7 @@ async function readAsDataUrl(file) {
 form.onsubmit = (event) => {
   event.preventDefault();
   if (running) return running.abort();
-  isAwaited = numUnread > 0;
+  waitForFiles(true);
   if (isAwaited) return;
   const typed = text.value.trim();
   if (!typed && !attached.length) return;
@@ -260,7 +287,8 @@ form.onsubmit = (event) => {
 
 // The second click of a double one would stop the answer, or send once more what the first one stopped.
 send.onclick = (event) => {
-  if (event.detail > 1) event.preventDefault();
+  if (isAwaited || event.detail > 1) event.preventDefault();
+  if (event.detail < 2) waitForFiles(false);
 };
 
 keyForm.onsubmit = (event) => {
@@ -274,7 +302,8 @@ keyForm.onsubmit = (event) => {
 
 at("anew").onclick = () => {
   running?.abort();
-  [messages, attached, isAwaited] = [[], [], false];
+  [messages, attached] = [[], []];
+  forgetUnread();
   talk.firstElementChild.replaceChildren();
   at("hint").hidden = false;
   error.hidden = true;
@@ -289,23 +318,26 @@ const fit = () => {
   text.style.height = "auto";
   text.style.height = `${text.scrollHeight}px`;
 };
-text.oninput = fit;
+text.oninput = () => {
+  fit();
+  waitForFiles(false); // it is not yet what is to be asked
+};
 text.onkeydown = (event) => {
   // Safari reports the Enter that ends a composition after its end, with this code.
   if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === 229) return;
   event.preventDefault();
-  if (!running) form.requestSubmit();
+  if (!running && !event.repeat) form.requestSubmit();
 };
 document.onkeydown = ({ key }) => {
   if (key !== "Escape") return;
-  isAwaited = false;
+  waitForFiles(false);
   running?.abort();
 };
 
 document.onpaste = (event) => {
   const { files, types } = event.clipboardData;
   // With both kinds of text, as of a spreadsheet's cells, a file is only a picture of them.
-  if (!files.length || (types.includes("text/plain") && types.includes("text/html"))) return;
+  if (!files.length || (event.clipboardData.getData("text/plain").trim() && types.includes("text/html"))) return;
   event.preventDefault();
   attach([...files]);
 };
