@@ -255,6 +255,20 @@ def test_items_made_for_the_rest_of_a_known_prompt_are_reported_when_made() -> N
     assert engine.counted(ENCODED) == [3]
 
 
+def test_items_found_for_the_rest_of_a_known_prompt_are_counted_though_not_reported() -> None:
+    engine = Engine()
+    engine.ask("a", 1, "x", 6, "y", max_tokens=1)
+    # It takes all free pages, and the one that holds what follows the last full block.
+    engine.ask("crowd", 4 * 60, cache_salt="its own", max_tokens=1)
+    before = engine.counted(DEVICE.queries, DEVICE.hits)
+    engine.sent.clear()
+    engine.inbox.try_put(make_request("b", 1, "x", 6, "y", max_tokens=4))
+    engine.step_until_answered()
+    reports = [each for each in engine.sent if isinstance(each, RequestBegun)]
+    assert [[each.found_in for each in story.media] for story in reports] == [["prefix", "prefix"]]
+    assert [now - then for now, then in zip(engine.counted(DEVICE.queries, DEVICE.hits), before, strict=True)] == [1, 1]
+
+
 def test_tokens_from_a_tier_count_as_its_hits_and_not_as_the_device_s() -> None:
     tier = FakeTier()
     for given in (0, 16):

@@ -144,13 +144,13 @@ class EngineMeter:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
             self._note_encoded(key, took)
-        reports = [self._report_begun(begun, now) for begun in self._scheduler.take_begun()]
+        reports = [(self._report_begun(begun, now), begun.is_news) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
         has_changed = self._has_new_request or self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
             self._copied_at, self._num_sequences, self._has_new_request = now, num_sequences, False
             self._copy()
-        return reports
+        return [report for report, is_news in reports if is_news]
 
     def _note_begun(self, plan: StepPlan, now: float) -> None:
         for new in plan.new:

@@ -67,7 +67,7 @@ class LoadedTokens:
 
 
 class Begun(NamedTuple):
-    """A request that has its first token, or for whose later tokens more media had to be loaded or encoded."""
+    """A request that has its first token, or for whose later tokens more media were looked up."""
 
     request: EngineRequest
     # By item index.  Missing items were found whole in the prefix cache.
@@ -75,6 +75,13 @@ class Begun(NamedTuple):
     # Those that no earlier report had.
     new_items: tuple[int, ...]
     encoder_keys: tuple[str, ...]
+    # Whether there was an earlier report, with its first token.
+    was_reported: bool = False
+
+    @property
+    def is_news(self) -> bool:
+        """True unless all that happened since an earlier report is that embeddings were at hand."""
+        return not self.was_reported or any(self.origins[index] != "device" for index in self.new_items)
 
 
 # The order in which resources are granted; they are taken back in reverse.
@@ -159,15 +166,13 @@ class RequestState:
         return is_first and self.request.sampling_params.prompt_logprobs is not None
 
     def take_begun(self) -> Begun | None:
-        """Return a report with the first token, and again if more was made or loaded since (recall or preemption)."""
+        """Return a report with the first token, and again if more was claimed since (after recall or preemption)."""
         is_first = self.num_sampled == 1
         if not self.is_first_choice or not (is_first or self.num_reported_origins < len(self.origins)):
             return None
         new_items = tuple(self.origins)[self.num_reported_origins :]
         self.num_reported_origins = len(self.origins)
-        if not is_first and all(self.origins[index] == "device" for index in new_items):
-            return None
-        return Begun(self.request, self.origins, new_items, self.encoder_keys)
+        return Begun(self.request, self.origins, new_items, self.encoder_keys, was_reported=not is_first)
 
     def change_to(self, status: Status, parked_for: ParkedFor | None = None) -> None:
         assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"

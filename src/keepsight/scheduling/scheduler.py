@@ -139,7 +139,7 @@ class Scheduler:
     # Output ---------------------------------------------------------------------------------------------------
 
     def take_begun(self) -> list[Begun]:
-        """Return, once each, requests whose first choice got its first token or has had more media made since then."""
+        """Return, once each, requests whose first choice got its first token or has claimed more media since then."""
         taken, self._begun = self._begun, []
         return taken
 
