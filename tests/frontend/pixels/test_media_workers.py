@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import random
 import signal
@@ -552,6 +553,47 @@ def test_workers_are_replaced_with_no_picture_blamed_and_outlive_their_template(
     assert not {template, worker} & set(workers.pids())
     # The kernel ends idle ones, too, as memory runs out.
     assert workers.num_crashes == len(caplog.messages) == 5
+
+
+def test_a_template_that_ended_is_counted_once_however_often_no_other_can_be_started(
+    start: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    workers = start(1)
+    assert_works(workers)
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    await_gone(workers.pids())
+    with monkeypatch.context() as patch:
+        patch.setattr(subprocess, "Popen", fail)
+        for _ in range(3):
+            with pytest.raises(MediaWorkersLostError, match="Cannot allocate memory"):
+                workers.make(job_of(picture()))
+    assert_works(workers)
+    # The worker and its template.
+    assert workers.num_crashes == len(caplog.messages) == 2
+
+
+def test_no_other_thread_waits_while_the_end_of_a_template_is_logged(start: Start) -> None:
+    workers, held = start(1), []
+
+    class Look(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            held.append(workers._lock.locked())
+
+    assert_works(workers)
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    await_gone(workers.pids())
+    look = Look()
+    media_workers.logger.addHandler(look)
+    try:
+        assert_works(workers)
+    finally:
+        media_workers.logger.removeHandler(look)
+    assert held == [False, False]
 
 
 def test_they_are_replaced_though_the_folder_was_removed_that_they_were_started_in(

@@ -210,20 +210,25 @@ class MediaWorkers:
             worker = _Worker.try_meet(connection)
             if worker is not None:
                 return worker
-            with self._lock:
-                template.end()
+            self._discard(template)
         raise MediaWorkersLostError("media workers cannot be started")
 
     def _live_template(self) -> "_Template":
         if self._is_closed:
             raise RuntimeError("the media workers are closed")
-        if self._template is None or self._template.has_ended():
-            if self._template is not None:
-                logger.warning("the process that starts media workers has ended: it is replaced")
-                self._on_crash()
-                self._template.end()
+        if self._template is None:
             self._template = _Template(self._processor)
         return self._template
+
+    def _discard(self, template: "_Template") -> None:
+        """Forget a template that has ended, or whose worker has, unless another thread did."""
+        with self._lock:
+            if self._template is not template:
+                return
+            self._template = None
+            template.end()
+            self._on_crash()
+        logger.warning("the process that starts media workers no longer starts any: it is replaced")
 
 
 @dataclass(eq=False, slots=True)
@@ -268,9 +273,6 @@ class _Template:
             except OSError:
                 logger.debug("the template cannot be reached", exc_info=True)
         return ours
-
-    def has_ended(self) -> bool:
-        return self._process.poll() is not None
 
     def end(self) -> None:
         """End the template; its workers continue until their own connections are closed."""
