@@ -15,6 +15,8 @@ from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.held_pictures import MAX_LISTED, THUMBNAIL_SIDE
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.observe.catalogue import RESPONSES
+from keepsight.observe.counters import Counters
 from keepsight.pixels import carry_embeddings
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 from tests.names import name_of
@@ -31,9 +33,10 @@ class Admin(Client):
     def __init__(self, preparer: RequestPreparer, cache: LocalCache) -> None:
         super().__init__(preparer, FakeEngine(preparer), ApiSettings(dashboard_thumbnails=True))
         self._cache = cache
+        self.counters = Counters()
 
     def make_app(self) -> ASGIApp:
-        return create_app(self.preparer, self.engine, MODEL, self.settings, None, self._cache)
+        return create_app(self.preparer, self.engine, MODEL, self.settings, None, self._cache, counters=self.counters)
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return super().send(method, f"/debug/pictures{path}", **options)
@@ -90,6 +93,17 @@ def test_looking_is_not_logged_and_pinning_is(
             assert admin.send(method, path).is_success
     [line] = caplog.messages
     assert line.startswith(f"POST /debug/pictures/{name_of(1)}/pin")
+
+
+def test_who_guesses_the_administrator_s_key_is_logged(admin: Admin, caplog: pytest.LogCaptureFixture) -> None:
+    admin.settings = ApiSettings(dashboard_thumbnails=True, admin_api_key="admin")
+    paths = ["/debug/pictures", f"/debug/pictures/{name_of(1)}", "/debug/picturesque", "/debug/state"]
+    before = admin.counters.numbers()[RESPONSES[4]]
+    with caplog.at_level(logging.INFO, "keepsight.frontend.api.request_log"):
+        for path in paths:
+            assert Client.send(admin, "GET", path, headers={"Authorization": "Bearer guess"}).status_code == 401
+    assert [line.split(" in ")[0] for line in caplog.messages] == [f"GET {path} 401" for path in paths]
+    assert admin.counters.numbers()[RESPONSES[4]] == before + len(paths)
 
 
 def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:

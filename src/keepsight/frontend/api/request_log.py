@@ -31,9 +31,10 @@ _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Strangers choose it, and it may be as long as headers may.
 MAX_SHOWN_PATH = 200
-# Polled every few seconds by monitoring, and by the dashboard.
-UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
-UNLOGGED_IF_READ = "/debug/pictures"
+# Polled every few seconds by monitoring, and by the dashboard: left out, but for what is refused.
+PROBES = frozenset({"/health", "/ready"})  # their 503 says how the server is, and refuses nothing
+POLLED_PATHS = frozenset({"/metrics", "/debug/state"})
+POLLED_IF_READ = "/debug/pictures"
 
 
 def format_request_line(scope: Scope) -> str:
@@ -53,12 +54,12 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record, is_logged = _Record(scope), not _is_polled(scope)
+        record = _Record(scope)
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.note_start(message["status"])
-                if is_logged and message["status"] != CLIENT_CLOSED_REQUEST:
+                if message["status"] != CLIENT_CLOSED_REQUEST and not _is_left_out(scope, message["status"]):
                     self._counters.add(RESPONSES[message["status"] // 100])
                 names = HEADERS if asks_anthropic(scope) else HEADERS[:1]
                 own = [(name.encode(), record.request_id.encode()) for name in names]
@@ -69,14 +70,15 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         finally:
-            if self._logs_requests and is_logged:
+            if self._logs_requests and not _is_left_out(scope, record.status):
                 logger.info("%s", record)
             _request_id.reset(before)
 
 
-def _is_polled(scope: Scope) -> bool:
+def _is_left_out(scope: Scope, status: int) -> bool:
     path = path_within(scope)
-    return path in UNLOGGED_PATHS or (scope["method"] == "GET" and path.startswith(UNLOGGED_IF_READ))
+    is_read = scope["method"] == "GET" and f"{path}/".startswith(f"{POLLED_IF_READ}/")
+    return path in PROBES or (status < 400 and (is_read or path in POLLED_PATHS))
 
 
 class RequestIdFilter(logging.Filter):
@@ -96,13 +98,13 @@ class _Record:
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._begin = time.monotonic()
         self._state |= {"request_id": self.request_id, "began": self._begin}
-        self._status, self._first_ms = 0, 0.0
+        self.status, self._first_ms = 0, 0.0
 
     def note_start(self, status: int) -> None:
-        self._status, self._first_ms = status, self._elapsed_ms()
+        self.status, self._first_ms = status, self._elapsed_ms()
 
     def __str__(self) -> str:
-        line = f"{self._request_line} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
+        line = f"{self._request_line} {self.status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
         if answer is None:
             # What an upload or a pin asked of the engine, if anything.
