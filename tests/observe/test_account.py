@@ -141,9 +141,9 @@ def test_a_download_extends_the_stage_that_reads_its_bytes() -> None:
     account = make_account("a")
     account.note("fetch", 1.2, 1.21)
     account.note("identify", 1.21, 1.22)
-    account.note_download(1.0)
+    account.note_download(0.125)  # long before: meanwhile it waited for a thread
     assert [(span.stage, span.began, span.ended) for span in account.spans] == [
-        ("fetch", 1.0, 1.21),
+        ("fetch", 1.2 - 0.125, 1.21),
         ("identify", 1.21, 1.22),
     ]
 

@@ -145,9 +145,11 @@ class RequestAccount:
     def note(self, stage: Stage, began: float, ended: float, media_hash: str | None = None) -> None:
         self.spans.append(Span(stage, began, ended, None if media_hash is None else self._index_of(media_hash)))
 
-    def note_download(self, began: float) -> None:
-        """Let the stage `fetch` begin with the download, which was before the account was opened."""
-        self.spans = [replace(span, began=began) if span.stage == "fetch" else span for span in self.spans]
+    def note_download(self, seconds: float) -> None:
+        """Let the stage `fetch` take longer by the download before it, and not by the wait for a thread in between."""
+        for index, span in enumerate(self.spans):
+            if span.stage == "fetch":
+                self.spans[index] = replace(span, began=span.began - seconds)
 
     def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
         """Record that one picture was decoded and resized into these items."""

@@ -192,8 +192,8 @@ class Api:
     async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
         http.state.answer = answer
         answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
-        if (download := getattr(http.state, "download", None)) is not None:
-            answer.accounts[0].note_download(download)
+        if (seconds := getattr(http.state, "download_seconds", None)) is not None:
+            answer.accounts[0].note_download(seconds)
         response: Response
         if isinstance(answer, Answer) and answer.is_streamed:
             events = answer.events(self._engine)
@@ -220,8 +220,9 @@ class Api:
         if remote := self._preparer.pictures_to_download(conversation):
             if self.media is not None:
                 await self.media.check_named(http, conversation.pictures)
-            http.state.download = time.monotonic()
+            began = time.monotonic()
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
+            http.state.download_seconds = time.monotonic() - began
         if self.media is not None:
             downloaded = {**downloaded, **await self.media.read_named(http, conversation.pictures)}
         return downloaded
