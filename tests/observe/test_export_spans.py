@@ -43,21 +43,35 @@ def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> 
     assert before - 1.01 <= request_span.start_time / 1e9 <= after - 0.99
 
 
-def test_the_service_has_the_name_that_opentelemetry_s_variable_gives_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({}, "keepsight"),
+        ({"OTEL_SERVICE_NAME": "east"}, "east"),
+        ({"OTEL_SERVICE_NAME": ""}, "keepsight"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=east,service.version=7"}, "east"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name="}, "keepsight"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "service.name=east", "OTEL_SERVICE_NAME": "west"}, "west"),
+    ],
+)
+def test_the_service_has_the_name_that_opentelemetry_s_variables_give_it(
+    variables: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from keepsight.observe.export_spans import SpanExport
 
+    for variable in ("OTEL_SERVICE_NAME", "OTEL_RESOURCE_ATTRIBUTES"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
     account = RequestAccount("r", [], 300, began=time.monotonic())
     account.note_end("stop")
-    names = []
-    for name in (None, "east"):
-        if name is not None:
-            monkeypatch.setenv("OTEL_SERVICE_NAME", name)
-        collected = memory.InMemorySpanExporter()
-        export = SpanExport(collected)
-        export.export(account)
-        export.close()
-        names += [span.resource.attributes["service.name"] for span in collected.get_finished_spans()]
-    assert names == ["keepsight", "east"]
+    collected = memory.InMemorySpanExporter()
+    export = SpanExport(collected)
+    export.export(account)
+    export.close()
+    [span] = collected.get_finished_spans()
+    assert span.resource.attributes["service.name"] == name
+    assert span.resource.attributes["telemetry.sdk.name"] == "opentelemetry"
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "UNSET"), ("abort", "UNSET"), ("error", "ERROR")])

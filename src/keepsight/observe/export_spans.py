@@ -5,12 +5,11 @@ continues its caller's trace.  Spans are sent from a thread of the SDK.
 """
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
@@ -30,7 +29,9 @@ Value = str | int | Sequence[str]
 
 class SpanExport:
     def __init__(self, exporter: SpanExporter) -> None:
-        resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", SERVICE)})
+        # The SDK lets what it is given override its environment variables.
+        name = OTELResourceDetector().detect().attributes.get("service.name") or SERVICE
+        resource = Resource.create({"service.name": name})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._exporter = exporter
