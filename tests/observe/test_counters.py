@@ -43,6 +43,11 @@ def test_every_series_has_its_own_slots() -> None:
         slot_of("media_encoded_total", "sound")
 
 
+def test_what_waits_is_told_with_its_number() -> None:
+    [waiting] = [each.meaning for each in METRICS if each.name == "keepsight_num_requests_waiting"]
+    assert all(awaited in waiting for awaited in ("a seat", "their inputs", "requests that wait for an engine"))
+
+
 def test_counts_of_frontends_and_engines_are_summed(tmp_path: Path) -> None:
     for process in ("frontend-0", "frontend-1", "engine-0"):
         counters = Counters.open(tmp_path, process)

@@ -88,7 +88,11 @@ METRICS = (
     Metric("keepsight_inter_token_latency_seconds", "histogram", "Between tokens of consecutive steps of a request."),
     Metric("keepsight_e2e_request_latency_seconds", "histogram", "From a request's arrival to its end."),
     Metric("keepsight_num_requests_running", "gauge", "Running sequences."),
-    Metric("keepsight_num_requests_waiting", "gauge", "Sequences that wait for a seat, or for their inputs."),
+    Metric(
+        "keepsight_num_requests_waiting",
+        "gauge",
+        "Sequences that wait for a seat, or for their inputs; and requests that wait for an engine.",
+    ),
     Metric("keepsight_num_preemptions_total", "counter", "Sequences whose KV blocks were taken back."),
     Metric("keepsight_first_tokens_recalled_total", "counter", "Answers begun from the kept end of the same prompt."),
     Metric("keepsight_spec_decode_num_draft_tokens_total", "counter", "Answer tokens that were guessed."),
