@@ -106,6 +106,14 @@ def test_auto_follows_the_policy_that_would_save_more() -> None:
     assert all(key in policy for key in hot)
 
 
+def test_auto_evicts_nothing_for_an_entry_that_alone_exceeds_the_budget() -> None:
+    policy = Auto(10)
+    policy.add("small", 1, 1)
+    policy.add("large", 11, 1)
+    policy.use("large")
+    assert [policy.evict() for _ in range(2)] == ["large", "small"]
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_invariants_hold_under_any_order_of_calls(name: str) -> None:
     check_any_order(lambda: PolicyCalls(POLICIES[name](MAX_BYTES)), 25)

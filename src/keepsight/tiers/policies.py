@@ -194,12 +194,17 @@ class Shadow:
         self._num_bytes = 0
 
     def see(self, key: str, num_bytes: int, seconds: float, fading: float = 1.0) -> list[str]:
-        """Simulate a use. Return the keys evicted for it. `fading`: how much of the time saved so far still counts."""
+        """Simulate a use. Return the keys evicted for it: its own, if its entry alone exceeds the budget.
+
+        `fading`: how much of the time saved so far still counts.
+        """
         self.saved_seconds *= fading
         if key in self.policy:
             self.saved_seconds += seconds
             self.policy.use(key)
             return []
+        if num_bytes > self._max_bytes:
+            return [key]
         self._num_bytes += num_bytes
         evicted = []
         while self._num_bytes > self._max_bytes and len(self.policy):
@@ -250,8 +255,8 @@ class Auto:
         for shadow in self._shadows:
             evicted = shadow.see(key, num_bytes, seconds, fading)
             if shadow is self._followed:
-                self._surplus.update((each, None) for each in evicted if each in self._held)
                 self._surplus.pop(key, None)
+                self._surplus.update((each, None) for each in evicted if each in self._held)
         self._follow_the_better()
 
     def remove(self, key: str) -> None:

@@ -17,8 +17,7 @@ def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> float
     """Return the share of seconds saved, relative to the cost of everything without a cache."""
     shadow = Shadow(POLICIES[policy_name](max_bytes), max_bytes)
     for access in trace:
-        if access.num_bytes <= max_bytes or access.key in shadow.policy:
-            shadow.see(access.key, access.num_bytes, access.seconds)
+        shadow.see(access.key, access.num_bytes, access.seconds)
     return _share_of(trace, shadow.saved_seconds)
 
 
