@@ -305,6 +305,20 @@ def test_what_cannot_be_written_as_another_frontend_is_stopped_is_told_so(
     other.close()
 
 
+def test_the_ends_of_pins_are_told_while_another_frontend_writes(
+    tmp_path: Path, handles: MediaHandles, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_database, "PATIENCE_SECONDS", 0.01)
+    other = MediaHandles(tmp_path, MediaQuota(100, 5), clock, clock)
+    assert other.hold_pin(ADMINISTRATOR, "pixels", 60)
+    with handles._writing():
+        assert other.end_of_pin(ADMINISTRATOR, "pixels") == other.end_of_pins("pixels") == 1060
+        assert other.end_of_pin(PinHolder("a"), "pixels") is None
+        clock.now += 60
+        assert other.end_of_pin(ADMINISTRATOR, "pixels") is other.end_of_pins("pixels") is None
+    other.close()
+
+
 def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
     handles = MediaHandles(tmp_path, MediaQuota(1 << 24, 9))
     kept = handles.add("a", b"content", SIZE)

@@ -176,6 +176,13 @@ class MediaHandles:
             )
             return [MediaHandle(*row) for row in rows]
 
+    def end_of_pin(self, holder: PinHolder, media_hash: str) -> float | None:
+        """Return when the holder's pin of these pixels ends; None if it has none."""
+        query = f"SELECT expires FROM pins {_ITS_PIN} AND expires > ?"
+        with self._reading():
+            row = self._database.execute(query, (*holder, media_hash, self._clock())).fetchone()
+            return None if row is None else row[0]
+
     def end_of_pins(self, media_hash: str) -> float | None:
         """Return when the last pin of these pixels ends, whoever holds it; None if nobody does."""
         query = "SELECT max(expires) FROM pins WHERE media_hash = ? AND expires > ?"
@@ -258,12 +265,6 @@ class MediaHandles:
                 (*holder, media_hash, end),
             )
             return True
-
-    def end_of_pin(self, holder: PinHolder, media_hash: str) -> float | None:
-        """Return when the holder's pin of these pixels ends; None if it has none."""
-        with self._writing():
-            row = self._database.execute(f"SELECT expires FROM pins {_ITS_PIN}", (*holder, media_hash)).fetchone()
-            return None if row is None else row[0]
 
     def take_back_pin(self, holder: PinHolder, media_hash: str, former: float | None) -> None:
         """Let the holder's pin end when it did before, or remove it if there was none."""
