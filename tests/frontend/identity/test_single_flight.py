@@ -90,3 +90,17 @@ def test_other_failures_are_raised_for_all_as_separate_objects(waiting: threadin
     with pytest.raises(OSError, match="no memory"):
         raise errors[1]  # type: ignore[misc]
     assert len({id(each) for each in errors}) == 4
+
+
+def test_calls_that_access_what_is_known_never_overlap() -> None:
+    accessed: list[str] = []
+
+    def note(access: str) -> Geometry | None:
+        assert looks._lock.locked(), access
+        accessed.append(access)
+        return None
+
+    looks = SingleFlight[str, Geometry](lambda key: note("recall"), lambda key, found: note("learn"))
+    assert not looks.knows("a sound")
+    assert looks.get_or_compute("a sound", "first", lambda: LENGTH) == LENGTH
+    assert accessed == ["recall", "recall", "learn"]

@@ -1,4 +1,4 @@
-"""Pictures given as Python objects: which are taken, and that a PIL image is copied."""
+"""Pictures given as Python objects: which are taken, and that `freeze_picture` copies a PIL image."""
 
 from pathlib import Path
 
@@ -18,6 +18,15 @@ def test_bytes_and_pictures_of_this_process_are_taken_as_they_are() -> None:
     for content in (b"abc", bytearray(b"abc"), memoryview(b"abc")):
         assert take_picture(content, FIELD) == b"abc"
         assert type(take_picture(content, FIELD)) is bytes
+
+
+def test_a_frozen_picture_keeps_its_pixels_when_the_caller_changes_them() -> None:
+    picture = Image.new("RGB", (2, 2))
+    frozen = freeze_picture(picture, FIELD)
+    assert isinstance(frozen, Image.Image)
+    assert frozen is not picture
+    picture.putpixel((0, 0), (1, 2, 3))
+    assert frozen.getpixel((0, 0)) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("transparency", [np.uint8(3), (np.int64(1), 2, 3), [1, 2, 3], 0.5, "3", np.arange(3)])
