@@ -402,6 +402,7 @@ class DiskTier:
         self._ledger.held = self._add_up(entries)
 
     def _add_up(self, entries: list[TierFile]) -> Held:
+        """Add up these and the files aside."""
         return Held.of(file.num_bytes for file in (*entries, *files_in(self._aside)))
 
     def _learn_all(self, entries: list[TierFile]) -> None:

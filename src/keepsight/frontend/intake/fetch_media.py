@@ -1,4 +1,4 @@
-"""Reads the scheme of a medium's URL, and the content of a `data:` URL; all other URLs are refused here."""
+"""Fetches media whose URL is their content (`data:`), and names a URL's scheme; what nothing fetches is refused."""
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.intake.read_data_url import read_data_url

@@ -8,7 +8,7 @@ from keepsight.frontend.intake.picture_array import try_freeze_array
 
 
 def take_picture(source: object, field: str) -> PictureSource:
-    """Return the picture; all but a PIL image, which `freeze_picture` copies, are copies that never change."""
+    """Return the picture; what is returned never changes, but for a PIL image, which `freeze_picture` copies."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, Image.Image):
