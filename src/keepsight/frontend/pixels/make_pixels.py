@@ -43,8 +43,9 @@ Work = Literal["pictures", "films", "looks"]
 
 
 class _Job(msgspec.Struct, frozen=True, tag=True):
-    # How messages name the source; and the kind of work, which waits for no other kind.
+    # What the source is: messages name it so, and a worker may take longer for a sound.
     what: ClassVar[Literal["picture", "film", "sound", "PDF"]] = "picture"
+    # Waits for no other kind of work.
     work: ClassVar[Work] = "pictures"
 
 
