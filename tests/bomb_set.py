@@ -1,8 +1,8 @@
 """Attack a real server with hostile pictures and requests:  python -m tests.bomb_set [--only WORD]
 
-Starts the server with its defaults, except that one address of this machine counts as the internet.  For each case,
+Starts the server with its defaults, except that one address of this machine counts as the internet. For each case,
 prints the answers, how much the memory of all server processes grew, and how long a concurrent client waited for one
-token.  Fails if an answer is not an expected one, if memory grew too much, or if the concurrent client failed.
+token. Fails if an answer is not an expected one, if memory grew too much, or if the concurrent client failed.
 """
 
 import argparse

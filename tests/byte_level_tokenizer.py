@@ -37,7 +37,7 @@ def write_byte_level_tokenizer(
     vocab_size: int = 480,
     special: Sequence[str] = (),
 ) -> dict[str, int]:
-    """Write `tokenizer.json` and `tokenizer_config.json`.  Return the ids of the added tokens; `odd` come last.
+    """Write `tokenizer.json` and `tokenizer_config.json`. Return the ids of the added tokens; `odd` come last.
 
     `special` tokens are added to those that all Qwen tokenizers have.
     """

@@ -1,6 +1,6 @@
 """Plays a process of a server: reports every message it receives to the test and does what the test says.
 
-`python fake_process.py SOCKET`.  Each line to the test is `[pid, message]`; each line from it is `"ready"`,
+`python fake_process.py SOCKET`. Each line to the test is `[pid, message]`; each line from it is `"ready"`,
 `["fail", MESSAGE]`, `"fork"` (a child that ends at once), or an exit status.
 """
 

@@ -2,7 +2,7 @@
 
     pip install -e ".[fuzz]" && python -m tests.fuzz_api [EXAMPLES]
 
-EXAMPLES per operation (default 50; 1000 are more than 10,000 requests).  Fails on any answer with status 500, or with
+EXAMPLES per operation (default 50; 1000 are more than 10,000 requests). Fails on any answer with status 500, or with
 a status, a content type or a body that the description does not contain.
 """
 

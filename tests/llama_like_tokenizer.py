@@ -14,7 +14,7 @@ _CORPUS = ["USER: What do you see in this picture? ASSISTANT: A quick brown fox 
 
 
 def write_llama_like_tokenizer(directory: Path, special: Sequence[str] = ()) -> dict[str, int]:
-    """Write `tokenizer.json` and `tokenizer_config.json`.  Return the ids of the added tokens."""
+    """Write `tokenizer.json` and `tokenizer_config.json`. Return the ids of the added tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(

@@ -1,7 +1,7 @@
 """The drift test with more requests:  python -m tests.long_drift [--requests 30000] [--mode MODE] [--seed 0]
 
 Runs frontends and an engine, in every pixel mode or in one, while messages are late, lost or reordered and engines are
-killed.  Fails at the first wrong answer; otherwise prints the counts.
+killed. Fails at the first wrong answer; otherwise prints the counts.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     pip install -e ".[clients]" && python -m tests.other_clients
 
 LangChain and LiteLLM with their OpenAI adapters, and the Agents SDK as it is: pictures, streams, several turns,
-structured outputs, tools, errors.  Prints each client's results and fails if one is not as expected.
+structured outputs, tools, errors. Prints each client's results and fails if one is not as expected.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """The device on which test engines run: the CPU, or the GPU if KEEPSIGHT_TEST_DEVICE=cuda.
 
-A GPU is never detected automatically, so a plain `make test` does the same everywhere.  Reference models stay on the
-CPU, and so do tests that pass `device="cpu"` themselves, as they are about the CPU.  This module imports torch and
+A GPU is never detected automatically, so a plain `make test` does the same everywhere. Reference models stay on the
+CPU, and so do tests that pass `device="cpu"` themselves, as they are about the CPU. This module imports torch and
 pytest only when needed, because benchmarks and scripts start servers, too.
 """
 

@@ -88,7 +88,7 @@ def reference_answer(
 ) -> list[int]:
     """Return transformers' greedy answer, with inputs from its own processor.
 
-    `pictures` are passed unresized.  `frames` are the sampled frames of a film, and `seconds` the duration of two of
+    `pictures` are passed unresized. `frames` are the sampled frames of a film, and `seconds` the duration of two of
     them, for models whose prompt text does not give it.
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

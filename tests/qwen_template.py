@@ -102,7 +102,7 @@ _WITHOUT_THOUGHT = {"WRITTEN_THOUGHT": "''", "BEGUN_THOUGHT": _OPTIONAL}
 _IS_SHOWN = "message.reasoning_content and 'user' not in messages[loop.index0:] | map(attribute='role')"
 _THOUGHT = r"'<think>\n' + message.reasoning_content.strip('\n') + '\n</think>\n\n'"
 _WITH_THOUGHT = {"WRITTEN_THOUGHT": f"({_THOUGHT}) if {_IS_SHOWN} else ''", "BEGUN_THOUGHT": r"'<think>\n'"}
-# Qwen3's also accepts arguments as a string.  Qwen2.5's re-serializes them.
+# Qwen3's also accepts arguments as a string. Qwen2.5's re-serializes them.
 QWEN_LIKE = _of(TAGGED, **_WITHOUT_THOUGHT, WRITTEN_ARGUMENTS=_AS_SENT)
 OLDER_QWEN_LIKE = _of(TAGGED, **_WITHOUT_THOUGHT, WRITTEN_ARGUMENTS="call.function.arguments | tojson")
 THINKING_QWEN_LIKE = _of(TAGGED, **_WITH_THOUGHT, WRITTEN_ARGUMENTS=_AS_SENT)

@@ -33,7 +33,7 @@ class LastTurn(NamedTuple):
 
 
 def expect_reference_answers_in_turns(llm: LLM, checkpoint: tuple[Path, Any], question: str) -> LastTurn:
-    """Ask about two pictures, then about a third one.  The answers must be those of transformers."""
+    """Ask about two pictures, then about a third one. The answers must be those of transformers."""
     first, second, third = picture(40, 60, 1), picture(150, 40, 2), picture(33, 33, 3)
     conversation = ask(*shown(first, second), question)
     directory, reference = checkpoint

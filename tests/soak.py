@@ -1,7 +1,7 @@
 """Keep a server under load:  python -m tests.soak [--minutes 20] [--clients 64] [-- SERVE OPTIONS]
 
 Each client asks one question after another, streamed or not, about pictures of very uneven popularity, and disconnects
-during one in ten answers.  Prints the answers and the memory of all server processes every minute.  Fails if an answer
+during one in ten answers. Prints the answers and the memory of all server processes every minute. Fails if an answer
 is an error or differs from the first answer to the same question, or if memory in the last quarter of the run is more
 than 5 % above that in the second quarter.
 """

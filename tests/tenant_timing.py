@@ -1,7 +1,7 @@
 """Check that latency does not reveal one tenant's pictures to another:  python -m tests.tenant_timing [--rounds 25]
 
-Two API keys with isolated caches.  In each round the owner asks about a picture twice and then the stranger does; the
-stranger also asks about an unseen picture.  Fails if the stranger's latency for the owner's picture differs from that
+Two API keys with isolated caches. In each round the owner asks about a picture twice and then the stranger does; the
+stranger also asks about an unseen picture. Fails if the stranger's latency for the owner's picture differs from that
 for an unseen one by more than noise, or if not even the owner's cache hit is measurably faster.
 """
 

@@ -1,4 +1,4 @@
-"""Which packages may import which.  The rules keep each package independent of what it does not need."""
+"""Which packages may import which. The rules keep each package independent of what it does not need."""
 
 import ast
 import re

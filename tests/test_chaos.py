@@ -1,7 +1,7 @@
 """A real server's processes are killed at random under load: every caller gets one right answer, nothing is left over.
 
 The same requests run three times: undisturbed, while processes are killed (even ones still starting), and undisturbed
-again, after which memory is compared.  `long_chaos` runs longer.
+again, after which memory is compared. `long_chaos` runs longer.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Runs the fenced blocks of the documentation as a reader would, unless they are marked as not run.
 
-A block is not run if the line before it is `<!-- not run: reason -->`, which is not rendered.  In a `console` block,
+A block is not run if the line before it is `<!-- not run: reason -->`, which is not rendered. In a `console` block,
 the lines after `$ ` are run, and their output must match the lines below, where `...` matches anything and line breaks
 and indentation are ignored.
 """
@@ -96,7 +96,7 @@ class Reader:
 
 
 def commands_of(console: str) -> list[tuple[str, str]]:
-    """Return each command with its output.  A backslash continues a command on the next line."""
+    """Return each command with its output. A backslash continues a command on the next line."""
     found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n?((?:^(?!\$ ).*\n?)*)", console, re.MULTILINE)
     assert found, console
     return found

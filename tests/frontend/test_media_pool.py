@@ -360,7 +360,7 @@ def test_cancelled_pixels_can_be_requested_again(ask: Ask, studio: Studio) -> No
 def is_interrupted(line: int, method: str, call: Callable[[], object]) -> bool:
     """Call, and raise KeyboardInterrupt like Ctrl-C at the given line of those that a method, with all it calls, runs.
 
-    Return False if it has fewer lines.  Python itself raises it in fewer places than between any two lines.
+    Return False if it has fewer lines. Python itself raises it in fewer places than between any two lines.
     """
     files, lines = {media_pool.__file__, media_waiters.__file__}, count()
     outermost: FrameType | None = None

@@ -1,4 +1,4 @@
-"""Read many forged handles: `python -m tests.ipc.long_handles [COUNT]`.  None may return pixels or raise an error."""
+"""Read many forged handles: `python -m tests.ipc.long_handles [COUNT]`. None may return pixels or raise an error."""
 
 import dataclasses
 import sys

@@ -1,6 +1,6 @@
 """The GPU's kernels; without a GPU, Triton's interpreter runs them number by number on host tensors.
 
-This tests what the kernels say, not what a GPU makes of it; the interpreter multiplies no bfloat16.  They are compiled
+This tests what the kernels say, not what a GPU makes of it; the interpreter multiplies no bfloat16. They are compiled
 for a GPU wherever Triton is installed.
 """
 
@@ -83,7 +83,7 @@ def kernels_in_use() -> Iterator[None]:
 def _interpret(function: interpreter.InterpretedFunction[Any], *args: object, **kwargs: object) -> object:
     """Call a function from a kernel without searching Triton's language again for what is to be replaced in it.
 
-    Triton does so at each call, which takes as long as the functions themselves.  It replaces the names that our
+    Triton does so at each call, which takes as long as the functions themselves. It replaces the names that our
     functions use when the kernel starts; those that its own use stay replaced from their first call on.
     """
     module = function.fn.__module__

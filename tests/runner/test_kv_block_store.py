@@ -63,7 +63,7 @@ def states(request: pytest.FixtureRequest) -> StateStore:
 
 
 def fill(states: StateStore) -> list[torch.Tensor]:
-    """Make no two slots of any states alike.  Return a copy."""
+    """Make no two slots of any states alike. Return a copy."""
     for number, each in enumerate(states.of_layers):
         slots = torch.arange(1, len(each) + 1) + number * len(each)
         each.copy_(slots.view(-1, *[1] * (each.dim() - 1)).expand_as(each))

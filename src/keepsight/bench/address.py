@@ -23,7 +23,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str, field: str = "--base-url") -> "Address":
-        """Parse a URL.  `field` is the flag that errors name."""
+        """Parse a URL. `field` is the flag that errors name."""
         try:
             parts = urlsplit(url.rstrip("/"))
             port = parts.port

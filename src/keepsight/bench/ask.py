@@ -60,7 +60,7 @@ class Answer:
 
 
 async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
-    """Send a request and time its answer.  Any failure is the answer's `error`: failing servers are measured, too."""
+    """Send a request and time its answer. Any failure is the answer's `error`: failing servers are measured, too."""
     body = server.body(messages)
     started = time.perf_counter()
     try:

@@ -1,6 +1,6 @@
 """Parses server-sent events, from their lines or from the pieces read from a socket.
 
-Does no I/O: bytes in, the data of events out.  A piece may end anywhere; most hold exactly one event.
+Does no I/O: bytes in, the data of events out. A piece may end anywhere; most hold exactly one event.
 """
 
 DONE = b"[DONE]"

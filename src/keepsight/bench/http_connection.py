@@ -1,6 +1,6 @@
 """One HTTP/1.1 request on a connection of its own, with the body of its response as it arrives from the socket.
 
-Plain asyncio: the code between the socket and the clock should cost only microseconds.  Independent of the content.
+Plain asyncio: the code between the socket and the clock should cost only microseconds. Independent of the content.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ class Response:
     _reader: asyncio.StreamReader
 
     async def pieces(self) -> AsyncIterator[bytes]:
-        """Yield the body as it arrives.  Raises EOFError if the connection ends before it is complete."""
+        """Yield the body as it arrives. Raises EOFError if the connection ends before it is complete."""
         if "chunked" in self.headers.get("transfer-encoding", "").lower():
             while size := await self._read_chunk_size():
                 yield (await self._reader.readexactly(size + 2))[:-2]
@@ -49,7 +49,7 @@ class Connection:
     _writer: asyncio.StreamWriter
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
-        """Send a request.  Returns as soon as the response's head has arrived."""
+        """Send a request. Returns as soon as the response's head has arrived."""
         self._writer.write(self._head(path, len(body), headers) + body)
         await self._writer.drain()
         version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")

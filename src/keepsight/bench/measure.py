@@ -1,7 +1,7 @@
 """Sends a workload to a server: first the requests that make content known, then the timed ones, by several clients.
 
 A client sends its next request when it has its answer (a closed loop), or a random pause later; or new clients arrive,
-as at a server with many users, whether or not the others have their answers (an open loop).  At every turn, the whole
+as at a server with many users, whether or not the others have their answers (an open loop). At every turn, the whole
 conversation is sent again, with the server's own answers.
 """
 
@@ -50,7 +50,7 @@ class Measurement:
 async def measure(
     server: Server, workload: Workload, load: ClientLoad, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
-    """Measure a workload.  `keep` is called with each timed answer as it ends."""
+    """Measure a workload. `keep` is called with each timed answer as it ends."""
     over = asyncio.Event()
     await _converse_all(server, iter(workload.before), _raise_on_error, over)
     if workload.restarts_before_timed:
@@ -137,7 +137,7 @@ def _raise_on_error(answer: Answer) -> None:
 
 
 async def find_words_per_picture(server: Server, options: WorkloadOptions) -> int:
-    """Return how many words take as many tokens as one picture.  NoAnswerError: the server does not report tokens."""
+    """Return how many words take as many tokens as one picture. NoAnswerError: the server does not report tokens."""
     draw = Drawer("words per picture", options)
     short, long = draw.words(), draw.words(_PROBE_WORDS)
 

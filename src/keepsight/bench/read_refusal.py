@@ -9,7 +9,7 @@ UNREADABLE = (ValueError, RecursionError)
 
 
 def read_refusal(status: int, body: bytes, url: str) -> str:
-    """Return the status and the server's message.  `url` is the one that was asked."""
+    """Return the status and the server's message. `url` is the one that was asked."""
     try:
         message = message_of(json.loads(body))
     except UNREADABLE:

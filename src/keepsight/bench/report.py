@@ -1,6 +1,6 @@
 """A run of the benchmark as JSON or as a table, and a comparison of two runs.
 
-Knows no server.  A table is a list of rows of cells, printed as Markdown, which is readable in a terminal too.
+Knows no server. A table is a list of rows of cells, printed as Markdown, which is readable in a terminal too.
 """
 
 import json

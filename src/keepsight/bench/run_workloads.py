@@ -35,7 +35,7 @@ class RunSettings:
 
 
 class WorkloadRun:
-    """A run of several workloads.  Complete results are available at any time, even if the rest fails."""
+    """A run of several workloads. Complete results are available at any time, even if the rest fails."""
 
     def __init__(self, server: Server, settings: RunSettings) -> None:
         self.summaries: dict[str, Summary] = {}

@@ -1,6 +1,6 @@
 """Summarizes a workload's answers: spreads of times, rates, and how much of the prompts was cached.
 
-Spreads are in milliseconds.  A value that no answer reports is None, never 0.
+Spreads are in milliseconds. A value that no answer reports is None, never 0.
 """
 
 import statistics

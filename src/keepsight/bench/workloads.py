@@ -1,7 +1,7 @@
 """The workloads that clients send; each measures one kind of work that a server may repeat or avoid.
 
 Everything is drawn before a clock runs, from the seed and the workload's label alone: workloads share no pictures or
-words.  Contents are already JSON, as nothing should be encoded during the measurement.
+words. Contents are already JSON, as nothing should be encoded during the measurement.
 """
 
 import base64

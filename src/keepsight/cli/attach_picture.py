@@ -1,6 +1,6 @@
 """Turns what was typed after `/image`, `/video`, `/audio` or `/file` into content parts of a message.
 
-A file is sent as a data URL of its unchanged bytes, so that the server recognizes it in every later turn.  A web
+A file is sent as a data URL of its unchanged bytes, so that the server recognizes it in every later turn. A web
 address is sent as it is; the server fetches it.
 """
 
@@ -19,7 +19,7 @@ URL_STARTS = ("http://", "https://", "data:")
 
 
 def attach(command: str, typed: str) -> list[dict[str, Any]]:
-    """Return a part for each path or URL.  A path with spaces may be quoted, shell-escaped, or bare if it is alone."""
+    """Return a part for each path or URL. A path with spaces may be quoted, shell-escaped, or bare if it is alone."""
     words = [typed] if _is_file(typed) else _split(typed)
     if not words:
         raise InvalidArgumentError(command, "needs a file or a web address")

@@ -139,7 +139,7 @@ def _print_run(run: WorkloadRun) -> None:
 
 
 def _keep(run: WorkloadRun, arguments: argparse.Namespace) -> None:
-    """Write the report and the plot.  A run that measured nothing leaves the files of an earlier one."""
+    """Write the report and the plot. A run that measured nothing leaves the files of an earlier one."""
     if not run.summaries:
         return
     if arguments.json is not None:

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(trace: Sequence[Access], budgets: Sequence[int]) -> list[list[str]]:
-    """Return the share of seconds saved, by policy and memory.  `belady` and `bound` know the future."""
+    """Return the share of seconds saved, by policy and memory. `belady` and `bound` know the future."""
     rows = [["memory", *(f"{budget / GIB:.3g} GiB" for budget in budgets)]]
     rows += [[name, *(f"{simulate(trace, name, budget):.1%}" for budget in budgets)] for name in POLICIES]
     rows.append(["belady", *(f"{simulate_belady(trace, budget):.1%}" for budget in budgets)])

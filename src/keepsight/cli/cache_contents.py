@@ -176,7 +176,7 @@ def _naming_picture(names: Sequence[str]) -> Iterator[None]:
 
 
 def _report_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
-    """Report what each tier keeps.  Return 1 if it lacks a picture: a server works without tiers, warming does not."""
+    """Report what each tier keeps. Return 1 if it lacks a picture: a server works without tiers, warming does not."""
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:

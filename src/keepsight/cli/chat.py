@@ -1,8 +1,8 @@
 """`keepsight chat`: a conversation in the terminal, with any OpenAI server, about any pictures.
 
 The whole conversation is sent with every message, as OpenAI's protocol requires; the server's caches make that cheap,
-and the line under each answer shows how cheap.  Answers go to standard output, everything else to standard error; input
-may also come from a pipe.  A partial answer stays in the conversation, however it ended; a message without any answer
+and the line under each answer shows how cheap. Answers go to standard output, everything else to standard error; input
+may also come from a pipe. A partial answer stays in the conversation, however it ended; a message without any answer
 is dropped.
 """
 
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Answer:
-    """The part of an answer that has arrived, and how long it took.  The clock starts with the question."""
+    """The part of an answer that has arrived, and how long it took. The clock starts with the question."""
 
     text: str = ""
     is_amid_thought: bool = False
@@ -117,7 +117,7 @@ class Chat:
         }
 
     def converse(self, lines: Iterator[str]) -> int:
-        """Process lines until they end or say `/quit`.  Return 1 if any of them failed, else 0."""
+        """Process lines until they end or say `/quit`. Return 1 if any of them failed, else 0."""
         status = 0
         for line in map(str.strip, lines):
             if line == "/quit":
@@ -224,7 +224,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _ask_for_line() -> str:
-    """Read a line.  `input` would write its prompt among the answers if these do not go to the terminal."""
+    """Read a line. `input` would write its prompt among the answers if these do not go to the terminal."""
     if sys.stdout.isatty():
         return input("> ")
     print("> ", end="", file=sys.stderr, flush=True)

@@ -1,6 +1,6 @@
 """A parser that reports an invalid command line in one line, like all other errors, without listing all options.
 
-Options cannot be abbreviated: a prefix may be another server's option.  Subcommands' parsers are of this class, too.
+Options cannot be abbreviated: a prefix may be another server's option. Subcommands' parsers are of this class, too.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """A client of an OpenAI server: its models, and the answer to a request, piece by piece.
 
-Knows HTTP and server-sent events, nothing of conversations or terminals.  Uses only the standard library, so that it
-starts at once and has no dependencies.  Every failure is raised as a `NoAnswerError`.
+Knows HTTP and server-sent events, nothing of conversations or terminals. Uses only the standard library, so that it
+starts at once and has no dependencies. Every failure is raised as a `NoAnswerError`.
 """
 
 import json
@@ -23,7 +23,7 @@ CONNECT_SECONDS = 10.0
 
 
 def choose_api_key(given: str | None) -> str | None:
-    """Return `given`, the value of `--api-key`, or else the environment's key.  Errors never show it."""
+    """Return `given`, the value of `--api-key`, or else the environment's key. Errors never show it."""
     name = "--api-key" if given else KEY_VARIABLE
     # Strip the newline of a key that came from a file or a command.
     key = (given or os.environ.get(KEY_VARIABLE, "")).strip()
@@ -107,7 +107,7 @@ class OpenAIServer:
 
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """Yield the JSON of each event.  Only line feeds end lines: texts may hold Unicode's other line separators."""
+    """Yield the JSON of each event. Only line feeds end lines: texts may hold Unicode's other line separators."""
     is_whole = False
     for data in filter(None, map(data_of, response)):
         if data == DONE:

@@ -9,7 +9,7 @@ from keepsight.frontend.intake.open_picture import open_picture, translating_par
 
 
 def read_picture(path: Path, field: str) -> bytes:
-    """Read a picture named by `field`.  An invalid one is reported by its path, before a model is loaded for it."""
+    """Read a picture named by `field`. An invalid one is reported by its path, before a model is loaded for it."""
     content = read_file(path, field)
     check_header(content, str(path))
     return content

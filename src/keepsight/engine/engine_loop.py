@@ -40,7 +40,7 @@ from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
 
-# While a tier cannot be cleared.  Whoever asked for an earlier one has given up long ago.
+# While a tier cannot be cleared. Whoever asked for an earlier one has given up long ago.
 MAX_UNFINISHED_RESETS = 100
 
 

@@ -1,7 +1,7 @@
 """LoRA adapters: they add to a row's product with W its product with B A.
 
-In a step of the decoder each adapter has its own rows.  A tower computes all rows with one adapter, through a copy of
-the tower with adapted parts.  As with the products themselves, a row's results do not depend on the rest of the batch.
+In a step of the decoder each adapter has its own rows. A tower computes all rows with one adapter, through a copy of
+the tower with adapted parts. As with the products themselves, a row's results do not depend on the rest of the batch.
 Knows nothing of files.
 """
 

@@ -1,8 +1,8 @@
 """Decoder attention over paged keys and values: its inputs, and the reference formula that defines it.
 
-The tokens of all requests of a step are flattened into one batch.  In every kind of layer (causal, windowed,
-bidirectional inside a picture) a token sees *one interval* of positions of its own request.  `AttentionBatch.visible`
-computes it and is the only rule of visibility.  The new keys and values are written to their pages first.
+The tokens of all requests of a step are flattened into one batch. In every kind of layer (causal, windowed,
+bidirectional inside a picture) a token sees *one interval* of positions of its own request. `AttentionBatch.visible`
+computes it and is the only rule of visibility. The new keys and values are written to their pages first.
 """
 
 import itertools
@@ -30,7 +30,7 @@ class RequestSlice:
     # Has pages for at least start + length positions.
     table: BlockTable
     # Pictures whose tokens attend to each other in both directions: all of the request's, or those that overlap the
-    # slice.  One may begin before the slice (its first keys are cached already); none may end after it.
+    # slice. One may begin before the slice (its first keys are cached already); none may end after it.
     pictures: tuple[TokenSpan, ...] = ()
     # Subtracted from positions in the request to get rotary positions.
     rotary_shift: int = 0
@@ -38,7 +38,7 @@ class RequestSlice:
     mrope_positions: Tensor | None = None
     # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None
-    # Where recurrent layers keep the request's state: at its start, an empty one.  Ignored if there are none.
+    # Where recurrent layers keep the request's state: at its start, an empty one. Ignored if there are none.
     state_slot: int | None = None
     # Ends within the slice, or its own, and slots to which the states there are written as well.
     kept_states: Sequence[tuple[int, int]] = ()
@@ -146,7 +146,7 @@ class DeviceSlices:
         self._on_device.copy_(self._flat_inputs(batch))
 
     def _flat_inputs(self, batch: "AttentionBatch") -> Tensor:
-        """Return rows and blocks, flat.  Unused places are zeros: a block of no rows."""
+        """Return rows and blocks, flat. Unused places are zeros: a block of no rows."""
         inputs = torch.zeros(sum(self._sizes), dtype=torch.int64)
         of_rows, of_blocks = torch.split(inputs, self._sizes)
         seen = torch.stack(batch.visible(self._view), dim=1).flatten()
@@ -174,7 +174,7 @@ def _blocks_of(batch: "AttentionBatch", rows_per_block: int) -> list[tuple[int, 
 class AttentionBatch:
     """Positions and KV slots of the tokens of one step; built once, read by every layer.
 
-    `read`: ascending indices of the slices whose last token's hidden state is needed; no other token's is.  None: the
+    `read`: ascending indices of the slices whose last token's hidden state is needed; no other token's is. None: the
     hidden states of all tokens are needed.
     """
 
@@ -296,7 +296,7 @@ class AttentionBatch:
         return ends
 
     def visible(self, view: View, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """Return, for each token, the interval [begin, end) of positions of its request that it sees.  On the host."""
+        """Return, for each token, the interval [begin, end) of positions of its request that it sees. On the host."""
         positions, window = self._positions[rows], view.window
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
         end = positions + 1
@@ -317,7 +317,7 @@ class Attention(Protocol):
 
 
 def write_cache(key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
-    """Write keys [tokens, kv_heads, head_dim] and values.  Where there are kernels, padding has negative slots."""
+    """Write keys [tokens, kv_heads, head_dim] and values. Where there are kernels, padding has negative slots."""
     if (kernels := kernels_for(key.device)) is not None:
         kernels.write_heads(key.contiguous(), value.contiguous(), cache.keys, cache.values, slots)
         return

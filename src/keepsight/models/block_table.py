@@ -1,6 +1,6 @@
 """The pages of one sequence in order, and the slot in the KV store of each of its positions.
 
-Knows nothing of keys and values, nor of who else uses a page.  Every operation takes time in proportion to what changed
+Knows nothing of keys and values, nor of who else uses a page. Every operation takes time in proportion to what changed
 or to the size of its result, never to the length of the sequence.
 """
 

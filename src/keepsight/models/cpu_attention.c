@@ -1,7 +1,7 @@
 /* Decoder attention on a CPU: rows of several sequences, each over one interval of its sequence's keys and values, which are
- * read in place.  Those are float32, or bfloat16, which is multiplied in pairs: a word of 4 bytes is a number or a pair.
+ * read in place. Those are float32, or bfloat16, which is multiplied in pairs: a word of 4 bytes is a number or a pair.
  *
- * Keys are processed in chunks, and earlier sums are scaled down when a chunk has a higher score.  Chunks begin at multiples
+ * Keys are processed in chunks, and earlier sums are scaled down when a chunk has a higher score. Chunks begin at multiples
  * of their size, and every number is summed in a fixed order: a row's results are the same to the last bit whatever else is
  * in the batch.
  */
@@ -20,7 +20,7 @@ const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_
 
 /* Tiles ------------------------------------------------------------------------------------------------------------
  *
- * A lane of a vector is a query: a row and one of the heads that share a key head.  So scores, their maximum and their
+ * A lane of a vector is a query: a row and one of the heads that share a key head. So scores, their maximum and their
  * sum need nothing from other lanes, and every number of keys and values is read once for all lanes of a tile.
  */
 

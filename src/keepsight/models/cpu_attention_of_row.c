@@ -1,5 +1,5 @@
-/* Attention of one row.  A tile would leave most lanes empty, and reads too few consecutive bytes of a value for data that
- * comes from memory.  Here lanes are first keys, then numbers of values; every number is summed in the same order as in a tile.
+/* Attention of one row. A tile would leave most lanes empty, and reads too few consecutive bytes of a value for data that
+ * comes from memory. Here lanes are first keys, then numbers of values; every number is summed in the same order as in a tile.
  */
 
 #include "cpu_attention.h"

@@ -25,7 +25,7 @@ typedef struct {
     long base; /* index of its rotary base */
 } layer;
 
-/* The low-rank term that an adapter adds to a product.  Without weights it adds nothing. */
+/* The low-rank term that an adapter adds to a product. Without weights it adds nothing. */
 typedef struct {
     product_work down, up;
 } low_rank;
@@ -95,7 +95,7 @@ static void add_adapters(rows_of_layer r, part which, float *out, const float *h
     }
 }
 
-/* The adapters' terms are computed first and the product is added to them, so that the activation applies to the sum.  Other
+/* The adapters' terms are computed first and the product is added to them, so that the activation applies to the sum. Other
  * rows start at zero. */
 static void multiply(
     rows_of_layer r, part which, float *out, const float *hidden, const float *times, int is_onto)

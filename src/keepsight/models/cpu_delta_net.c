@@ -1,4 +1,4 @@
-/* A gated delta net between its matrix products.  Queries, keys and values of all heads pass a short convolution over tokens;
+/* A gated delta net between its matrix products. Queries, keys and values of all heads pass a short convolution over tokens;
  * then each head updates a state, a matrix [keys, values], by every token, and reads it:
  *
  *     state = decay * state

@@ -32,7 +32,7 @@ def takes_weights(weights: DeltaNetWeights) -> bool:
 def compute_delta_net(
     weights: DeltaNetWeights, states: DeltaNetStates, products: DeltaNetProducts, sequences: SequenceRows
 ) -> Tensor:
-    """Return the outputs [tokens, heads * values].  Overwrites the products, except for the gate."""
+    """Return the outputs [tokens, heads * values]. Overwrites the products, except for the gate."""
     out = products.gate.new_empty(products.gate.shape)
     heads, keys, values, size = len(weights.rate), weights.key_size, len(weights.scale), len(weights.filter)
     assert states.state.shape[1:] == (heads, keys, values)

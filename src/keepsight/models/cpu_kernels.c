@@ -1,4 +1,4 @@
-/* The work between matrix products of a step, in float32 on a CPU: norms, rotation, heads.  Each is one pass over its
+/* The work between matrix products of a step, in float32 on a CPU: norms, rotation, heads. Each is one pass over its
  * inputs, where torch has a call and a copy for each operation of the formula.
  *
  * C with the vector extensions of gcc and clang; compiled for several kinds of processors, among which the caller chooses.

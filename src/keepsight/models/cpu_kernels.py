@@ -1,6 +1,6 @@
 """The CPU kernels for the work between matrix products: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
 
-Knows addresses and strides, not models.  Callers must check `takes_kernels` or `can_attend` first.
+Knows addresses and strides, not models. Callers must check `takes_kernels` or `can_attend` first.
 """
 
 import functools

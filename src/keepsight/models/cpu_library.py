@@ -34,7 +34,7 @@ def has_library() -> bool:
 
 
 def name_of_build() -> str:
-    """Return the name of the loaded build.  Results of different builds differ in their last bits."""
+    """Return the name of the loaded build. Results of different builds differ in their last bits."""
     library = _library()
     return "torch" if library is None else Path(library._name).name.partition(".")[0]
 

@@ -1,4 +1,4 @@
-/* Pins each thread of a team to a core.  Otherwise the operating system may wake a thread on the core of the one that waits
+/* Pins each thread of a team to a core. Otherwise the operating system may wake a thread on the core of the one that waits
  * for it, and leave both there: products then take longer with two threads than with one.
  */
 

@@ -1,6 +1,6 @@
 /* Multiplies some rows by a panel of a weight with tiles (cpu_tiles.h): one or two tiles of rows by the panel's two.
  *
- * Rows are laid out in the order in which tiles read them: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].  A
+ * Rows are laid out in the order in which tiles read them: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS]. A
  * bfloat16 weight is read in place; a float32 weight is split while rows are multiplied by the stretch before; an int8
  * weight is widened to bfloat16, some inputs at a time.
  */
@@ -11,11 +11,11 @@
 #include "cpu_tiles.h"
 
 #define MOST_ROWS (2 * TILE_ROWS)
-/* Rows whose inputs fit a core's own cache.  They are laid out again for each block of inputs, so all panels use one block
+/* Rows whose inputs fit a core's own cache. They are laid out again for each block of inputs, so all panels use one block
  * before the next. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
-/* The most inputs of a float32 block, whose weights for a panel are split and kept until all rows are multiplied by them.  With
+/* The most inputs of a float32 block, whose weights for a panel are split and kept until all rows are multiplied by them. With
  * few rows a stretch has fewer inputs, so that the split weights stay in the innermost cache. */
 #define MOST_INPUTS_SPLIT 640
 #define FEW_STRIPS 2
@@ -48,7 +48,7 @@ typedef struct {
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
-    /* float32: two split stretches, the current one and the next.  Otherwise the first holds the last step if it is
+    /* float32: two split stretches, the current one and the next. Otherwise the first holds the last step if it is
      * incomplete, and the second, for int8, the widened stretch. */
     char weight[2][MOST_INPUTS_SPLIT / TILE_INPUTS * BYTES_OF_SPLIT] __attribute__((aligned(64)));
     int at_hand;

@@ -14,7 +14,7 @@
 #define MOST_ROWS 6
 #endif
 
-/* Words of a row per block.  With fewer, tiles are begun and ended more often, which takes as long as twenty inputs each.
+/* Words of a row per block. With fewer, tiles are begun and ended more often, which takes as long as twenty inputs each.
  * Rows lie some words further apart, as the innermost cache has few places for addresses a power of 2 apart. */
 #define WORDS_AT_ONCE 768
 #define WORDS_APART (WORDS_AT_ONCE + 16)

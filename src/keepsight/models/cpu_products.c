@@ -1,7 +1,7 @@
 /* Matrix products on a CPU: rows of float32 by a weight of float32 or bfloat16, or of int8 with a scale for each output.
  *
  * Each number of the result is summed separately and always in the same order, whatever the number of rows, the other rows
- * and the number of threads.  So a token has the same results to the last bit alone and in a batch, with its whole prompt
+ * and the number of threads. So a token has the same results to the last bit alone and in a batch, with its whole prompt
  * and after a cached prefix.
  *
  * A weight is laid out once in panels of as many outputs as two vectors have lanes; the sums of some rows by one panel stay

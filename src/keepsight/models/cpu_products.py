@@ -1,7 +1,7 @@
 """Matrix products on a CPU: cpu_products.c.
 
 Products of float32 are as fast as those of the best available library, and faster for few rows; torch's take twice as
-long on CPUs other than Intel's.  Unlike theirs, a row's results are the same to the last bit whatever else is in the
+long on CPUs other than Intel's. Unlike theirs, a row's results are the same to the last bit whatever else is in the
 batch: neither caching nor batching can change an answer.
 """
 

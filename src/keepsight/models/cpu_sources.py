@@ -1,4 +1,4 @@
-"""Tells whether a library of CPU kernels was compiled from the sources beside it.  Run by setup.py, too: without torch.
+"""Tells whether a library of CPU kernels was compiled from the sources beside it. Run by setup.py, too: without torch.
 
 An older or newer one has the same functions, but may lay out their arguments differently: it would read wrong memory.
 """

@@ -46,7 +46,7 @@ INLINE long parts_of(long count, long most)
     return (count + most - 1) / most;
 }
 
-/* Allocate memory aligned to a cache line, to be freed by the caller.  Aborts if there is none. */
+/* Allocate memory aligned to a cache line, to be freed by the caller. Aborts if there is none. */
 static inline void *room_for(long bytes)
 {
     void *room = aligned_alloc(64, bytes > 0 ? parts_of(bytes, 64) * 64 : 64);

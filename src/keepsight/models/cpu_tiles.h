@@ -1,4 +1,4 @@
-/* Tiles of an Intel processor (AMX): registers of up to 16 rows of 64 bytes.  An instruction multiplies two of them, as
+/* Tiles of an Intel processor (AMX): registers of up to 16 rows of 64 bytes. An instruction multiplies two of them, as
  * pairs of bfloat16, and adds the sums to a third, 16 times as fast as vectors multiply float32.
  *
  * So products of float32 are computed from those: a number is the sum of three bfloat16 parts, and of the nine products of
@@ -76,7 +76,7 @@ INLINE void leave_tiles(void)
 
 #define PARTS 3
 
-/* Split numbers into parts whose upper halves are bfloat16.  The parts sum to the number, unless one is too small for that.
+/* Split numbers into parts whose upper halves are bfloat16. The parts sum to the number, unless one is too small for that.
  * Weights, which are many, are truncated; rows are rounded to nearest, so that the products left out have either sign. */
 INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
 {
@@ -119,7 +119,7 @@ INLINE row_of_tile upper_halves(unsigned_lanes first, unsigned_lanes second)
 #endif
 }
 
-/* Lay out `count` inputs of some rows; missing inputs are 0.  Places of missing rows only affect sums that are not used. */
+/* Lay out `count` inputs of some rows; missing inputs are 0. Places of missing rows only affect sums that are not used. */
 INLINE void take_inputs(
     void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
@@ -177,7 +177,7 @@ INLINE void split_pairs(char *tiles, const float *weight, long inputs, long firs
 
 /* Products --------------------------------------------------------------------------------------------------------
  *
- * One or two tiles of rows are multiplied by a panel: two tiles of others.  Sums are [rows, PANEL].
+ * One or two tiles of rows are multiplied by a panel: two tiles of others. Sums are [rows, PANEL].
  */
 
 INLINE void begin_sums(const float *sums, long second, int is_first, const int tiles)

@@ -83,7 +83,7 @@ INLINE void transpose(lanes *vectors)
 /* Adding this rounds a number to an integer, which is then in the low bits of the sum. */
 #define TO_WHOLE 12582912.0f
 
-/* 2 to the power of x, for x <= 0; `polynomial` takes the distance from the nearest integer.  0 if the result is too small for
+/* 2 to the power of x, for x <= 0; `polynomial` takes the distance from the nearest integer. 0 if the result is too small for
  * float32, and for minus infinity. */
 INLINE lanes power_by(lanes polynomial(lanes), lanes x)
 {

@@ -1,6 +1,6 @@
-/* Attention of rows that all see all keys, as a picture's patches do.  With pairs of bfloat16 it takes half the time of
- * float32 in cpu_attention.c, whose algorithm it follows; requires `keepsight_multiplies_bfloat16`.  With AMX tiles it
- * computes both dtypes.  Here values are paired, or split, once for all tiles.
+/* Attention of rows that all see all keys, as a picture's patches do. With pairs of bfloat16 it takes half the time of
+ * float32 in cpu_attention.c, whose algorithm it follows; requires `keepsight_multiplies_bfloat16`. With AMX tiles it
+ * computes both dtypes. Here values are paired, or split, once for all tiles.
  */
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The same attention with AMX tiles (cpu_tiles.h), for float32, too.  Scores are [keys, queries] and outputs [numbers,
+/* The same attention with AMX tiles (cpu_tiles.h), for float32, too. Scores are [keys, queries] and outputs [numbers,
  * queries], so that a lane of a vector is a query, as in cpu_attention.c: keys and the numbers of values are the rows of
  * products, queries and weights the others.
  */
@@ -41,7 +41,7 @@ INLINE long places_of_numbers(long dim)
     return parts_of(dim, TILE_ROWS) * TILE_ROWS;
 }
 
-/* Lay out the keys and values of a group.  Values of missing keys are 0; their scores are not used. */
+/* Lay out the keys and values of a group. Values of missing keys are 0; their scores are not used. */
 INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
 {
     const sight_work *told = &w->told;
@@ -199,7 +199,7 @@ INLINE void score(
             scores[key * VECTORS + v] = (lanes){} - INFINITY;
 }
 
-/* The number of products, per group and tile of queries, during which another tile is weighed.  Rounded weights are computed
+/* The number of products, per group and tile of queries, during which another tile is weighed. Rounded weights are computed
  * only while scores are. */
 INLINE long products_of_group(long dim, arithmetic kind)
 {

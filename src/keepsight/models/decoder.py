@@ -206,7 +206,7 @@ class DecoderLayer(nn.Module):
         return found
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
-        """Return the weights for the CPU's kernel.  Call after they are packed."""
+        """Return the weights for the CPU's kernel. Call after they are packed."""
         attention = self.attention
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
@@ -292,7 +292,7 @@ class Decoder(nn.Module):
         return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, adapted, watch_layer)
 
     def pack(self) -> None:
-        """Set up the CPU's kernel for all layers, if it can be used.  Call after all weights are packed."""
+        """Set up the CPU's kernel for all layers, if it can be used. Call after all weights are packed."""
         config = self.config
         is_plain = config.attention_softcap is None and not any(layer.mixture for layer in config.layers)
         is_on_cpu = self.embedding.panels is not None
@@ -311,7 +311,7 @@ class Decoder(nn.Module):
 
 
 def _add_deep(deep: Sequence[DeepRows], index: int, hidden: Tensor) -> bool:
-    """Add the deep rows of layer `index` to its output in place.  Return whether there were any."""
+    """Add the deep rows of layer `index` to its output in place. Return whether there were any."""
     added = [each for each in deep if index < each[1].shape[1]]
     for first, rows in added:
         hidden[first : first + len(rows)] += rows[:, index]

@@ -11,7 +11,7 @@ class RotaryConfig:
     # Positions are divided by this ("linear" scaling): how the larger models reach their long contexts.
     scaling_factor: float = 1.0
     # Indices of the frequencies (the first is the fastest) that rotate by a token's row and by its column in a picture.
-    # The others, and all in text, rotate by the token's time.  None: all rotate by time.
+    # The others, and all in text, rotate by the token's time. None: all rotate by time.
     by_row_and_column: tuple[range, range] | None = None
 
 
@@ -73,7 +73,7 @@ def names_rotary_kind(fields: JsonFields) -> bool:
 
 
 def check_heads(fields: JsonFields, config: DecoderConfig) -> None:
-    """Check the numbers of heads.  `fields`: the source of the configuration; all families use the same names."""
+    """Check the numbers of heads. `fields`: the source of the configuration; all families use the same names."""
     if config.num_heads % config.num_kv_heads:
         raise fields.refuse(
             "num_attention_heads", f"{config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"

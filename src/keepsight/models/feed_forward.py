@@ -30,7 +30,7 @@ class GatedFeedForward(nn.Module):
     def __init__(self, place: Placement, size: int, wide: int, activation: str, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        # Stacked if a GPU kernel takes both halves of a row.  A tower's have biases and are not stacked: adapters
+        # Stacked if a GPU kernel takes both halves of a row. A tower's have biases and are not stacked: adapters
         # replace a tower's `Linear` products, which the stacked product would bypass.
         both = None if bias or kernels_for(place.device) is None else empty_matrices(place, 2 * wide, size).data
         of_gate, of_up = (None, None) if both is None else both.chunk(2)

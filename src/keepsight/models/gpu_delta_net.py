@@ -1,14 +1,14 @@
-"""A gated delta net between its matrix products on a GPU: Triton kernels.  cpu_delta_net.c gives the formula.
+"""A gated delta net between its matrix products on a GPU: Triton kernels. cpu_delta_net.c gives the formula.
 
 All is computed in float32 and token by token, so no bit of it depends on how a prompt is cut or on other sequences.
 What does not depend on the token before is computed for all tokens at once: convolutions, lengths, factors, norms and
-gates.  For the rule itself a program goes through the tokens of one sequence with some values of one head, and holds
-their state.  What a token reads from the updated state is derived from what it reads before, so that both sums are
+gates. For the rule itself a program goes through the tokens of one sequence with some values of one head, and holds
+their state. What a token reads from the updated state is derived from what it reads before, so that both sums are
 computed at the same time:
 
     query (decay * state + key x added) = decay * (query state) + (query key) * added
 
-Padding rows get zeros.  Knows tensors, not models.  Exported by `gpu_kernels`.
+Padding rows get zeros. Knows tensors, not models. Exported by `gpu_kernels`.
 """
 
 from functools import partial
@@ -22,7 +22,7 @@ from keepsight.models.delta_net import DeltaNetProducts, DeltaNetStates, DeltaNe
 from keepsight.models.sequence_rows import SequenceRows
 
 # Values of a head that a program of the rule holds: few, so that it takes little time per token, but whole pieces of
-# memory.  A constant, as other sums would be added in another order.
+# memory. A constant, as other sums would be added in another order.
 VALUES_AT_ONCE = 16
 # Channels of which a program keeps the last columns.
 CHANNELS_AT_ONCE = 256

@@ -1,11 +1,11 @@
 """Triton kernels for the work between matrix products, where torch needs too many launches or reads too much.
 
-The time of a step of single tokens is that of launches and memory reads.  Norms, gates and rotation take fewer launches
-here than in torch, and keys are read from their pages in place.  The attention of longer slices is in `gpu_slices.py`,
-that of towers in `gpu_whole_sight.py`; gated delta nets are in `gpu_delta_net.py`.  A row's results depend on that row
+The time of a step of single tokens is that of launches and memory reads. Norms, gates and rotation take fewer launches
+here than in torch, and keys are read from their pages in place. The attention of longer slices is in `gpu_slices.py`,
+that of towers in `gpu_whole_sight.py`; gated delta nets are in `gpu_delta_net.py`. A row's results depend on that row
 alone; the last bits of a longer slice's attention also depend on what else is in the step.
 
-Knows tensors, not models.  Callers get it from `gpu_library`, the only place where Triton is imported.
+Knows tensors, not models. Callers get it from `gpu_library`, the only place where Triton is imported.
 """
 
 import torch
@@ -32,7 +32,7 @@ __all__ = [
     "write_heads",
 ]
 
-# Programs for the attention of one row: enough to fill a GPU with that row alone.  Constant whatever the batch, as
+# Programs for the attention of one row: enough to fill a GPU with that row alone. Constant whatever the batch, as
 # another number would sum in another order.
 PROGRAMS_PER_ROW = 128
 # Size of the keys that a program loads at once, and likewise of the values.
@@ -77,7 +77,7 @@ def add_and_norm(
     scale: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """Return sums + result, and that normed.  Intermediate values are rounded where torch's operations round them."""
+    """Return sums + result, and that normed. Intermediate values are rounded where torch's operations round them."""
     assert all(each.is_contiguous() for each in (sums, result))
     added, out, size = torch.empty_like(sums), torch.empty_like(sums), sums.shape[-1]
     if len(sums):

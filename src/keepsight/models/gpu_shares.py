@@ -1,7 +1,7 @@
 """Helpers of the GPU attention kernels: the minimum tile size, and the split of a row's keys among several programs.
 
-A program's share is a run of consecutive keys.  It stores their weighted sum of values, with weights relative to the
-largest score of the share, and next to it that score and the sum of the weights.  Knows nothing of whose keys they are.
+A program's share is a run of consecutive keys. It stores their weighted sum of values, with weights relative to the
+largest score of the share, and next to it that score and the sum of the weights. Knows nothing of whose keys they are.
 """
 
 import triton

@@ -1,15 +1,15 @@
 """GPU attention of slices of several tokens, reading keys from their pages in place: a Triton kernel.
 
 A program computes a *block*: some rows of one slice, with the query heads that share a key head laid side by side as
-its lanes.  A row sees one interval of its sequence's positions, whatever the kind of layer.  All slices of a step are
-one launch.  If there are fewer blocks than the GPU runs at once and they see many keys, the keys are split among
-several programs, and a second launch sums the shares.  The number of shares depends on everything in the step, and so
+its lanes. A row sees one interval of its sequence's positions, whatever the kind of layer. All slices of a step are
+one launch. If there are fewer blocks than the GPU runs at once and they see many keys, the keys are split among
+several programs, and a second launch sums the shares. The number of shares depends on everything in the step, and so
 do the last bits of the results.
 
-A recorded step has places for more blocks than there are.  Padding blocks have no rows, and shares with no visible keys
+A recorded step has places for more blocks than there are. Padding blocks have no rows, and shares with no visible keys
 have weight zero.
 
-Knows tensors, not models.  Exported by `gpu_kernels`.
+Knows tensors, not models. Exported by `gpu_kernels`.
 """
 
 import math
@@ -27,7 +27,7 @@ BYTES_OF_QUERIES, MOST_LANES = 32 * 1024, 128
 BYTES_OF_KEYS, MOST_KEYS = 16 * 1024, 64
 # Keys are addressed by slots that must be loaded first: with fewer stages no load would overlap with computation.
 NUM_STAGES = 3
-# As many as a GPU runs at once.  Also bounds the memory for shares: each program stores its lanes' sums.
+# As many as a GPU runs at once. Also bounds the memory for shares: each program stores its lanes' sums.
 MOST_PROGRAMS = 256
 # With fewer, summing the shares takes longer than splitting saves.
 LEAST_KEYS_PER_SHARE = 512
@@ -57,7 +57,7 @@ def attend_slices(
     if shares > 1:
         sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
         largest, weights = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
-    # Exponentials are powers of two.  With a softcap the score is softcap * tanh(to_cap * x / 2).
+    # Exponentials are powers of two. With a softcap the score is softcap * tanh(to_cap * x / 2).
     factor, to_cap = (scale, 0.0) if softcap is None else (softcap, 2 * scale / softcap)
     _attend_block[(num_kv_heads, len(blocks), shares)](
         sums, largest, weights, query, keys, values, seen, blocks, factor * math.log2(math.e), to_cap,

@@ -1,9 +1,9 @@
 """GPU attention of patches, which all see each other, or those of their window: Triton kernels.
 
 A head is read as a power of two and a rest (72 elements as 64 and 16) if that is less than the next power of two;
-torch's kernels read 96.  A patch's results depend only on the patches that it sees.
+torch's kernels read 96. A patch's results depend only on the patches that it sees.
 
-Knows tensors, not models.  Callers get it from `gpu_library`, the only place where Triton is imported.
+Knows tensors, not models. Callers get it from `gpu_library`, the only place where Triton is imported.
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keepsight.models.gpu_shares import padded
 
-# Rows and keys of a program, by the bytes of an element.  Tensor cores do not multiply 4-byte elements, and registers
+# Rows and keys of a program, by the bytes of an element. Tensor cores do not multiply 4-byte elements, and registers
 # hold fewer of them.
 MOST_ROWS = {2: 128, 4: 32}
 NUM_KEYS = {2: 64, 4: 16}

@@ -1,7 +1,7 @@
 """The building blocks that models share, each of which declares the checkpoint tensors it needs.
 
-Parameters are created empty on their final device and filled by `load_weights`.  Nothing here initializes them, except
-the bias of fused projections that have none.  The target of a `WeightSlot` may be a view of a larger parameter: that is
+Parameters are created empty on their final device and filled by `load_weights`. Nothing here initializes them, except
+the bias of fused projections that have none. The target of a `WeightSlot` may be a view of a larger parameter: that is
 how separate checkpoint tensors become one fused product.
 """
 
@@ -194,7 +194,7 @@ class Linear(nn.Module):
         self.panels: Panels | None = None  # read by the CPU's kernels instead of `weight`
 
     def pack(self) -> None:
-        """On a CPU, replace the weight by the layout that the kernels read.  Call after it is filled."""
+        """On a CPU, replace the weight by the layout that the kernels read. Call after it is filled."""
         if is_read_in_panels(self.weight, self._place):
             self.panels = Panels(self.weight, self.bias, scales=self._scales, rounds_rows=self._place.rounds)
             self.weight, self._scales = without_memory(self.weight), None
@@ -205,7 +205,7 @@ class Linear(nn.Module):
         return self.panels
 
     def forward(self, hidden: Tensor, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
-        """Return the product.  `onto`: a tensor to which it is added in place, before the activation.
+        """Return the product. `onto`: a tensor to which it is added in place, before the activation.
 
         With an activation use only what is returned: `onto` holds the same by the CPU's kernels, but the sum by torch.
         """
@@ -306,7 +306,7 @@ class RMSNorm(nn.Module):
 
 
 def add_and_norm(sums: Tensor, result: Tensor, of_result: RMSNorm | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    """Add `result`, normed by `of_result` if given, to `sums`.  Return the new sums, and those normed by `norm`."""
+    """Add `result`, normed by `of_result` if given, to `sums`. Return the new sums, and those normed by `norm`."""
     assert of_result is None or of_result.eps == norm.eps
     if kernels := kernels_for(sums.device):
         return kernels.add_and_norm(sums, result, None if of_result is None else of_result.scale, norm.scale, norm.eps)

@@ -28,7 +28,7 @@ _NOT_ADAPTED = (
 def load_adapter(
     folder: AdapterFolder, max_rank: int, find_output: FindOutput, place: Placement
 ) -> dict[Linear, LowRank]:
-    """Return what the adapter adds to each product.  Raises CheckpointError."""
+    """Return what the adapter adds to each product. Raises CheckpointError."""
     tensors = _Tensors.of(folder)
     pairs = dict[Linear, dict[str, tuple[Tensor, Tensor]]]()
     for module in tensors.modules():

@@ -48,7 +48,7 @@ def load_weights(
 ) -> None:
     """Fill the slots from the checkpoint in `directory`.
 
-    `copies`: tensors that duplicate the tensor named by the value; refused if they differ.  `room`: bytes of memory
+    `copies`: tensors that duplicate the tensor named by the value; refused if they differ. `room`: bytes of memory
     that may be filled.
     """
     wanted = {slot.name: slot for slot in slots}

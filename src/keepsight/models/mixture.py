@@ -49,7 +49,7 @@ class Mixture(nn.Module):
         self._packed: list[_PackedExpert] = []  # read by the CPU's kernels instead of the two above
 
     def pack(self) -> None:
-        """On a CPU, replace the weights by the layout that the kernels read.  Call after they are filled."""
+        """On a CPU, replace the weights by the layout that the kernels read. Call after they are filled."""
         if not is_read_in_panels(self.down, self._place):
             return
         of_gate_and_up, of_down = self._scales

@@ -105,7 +105,7 @@ class Model(Protocol):
         ...
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
-        """Load an adapter for use in slices.  Raises CheckpointError."""
+        """Load an adapter for use in slices. Raises CheckpointError."""
         ...
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class Model(Protocol):
     ) -> Tensor:
         """[tokens, width] -> hidden states of the tokens that are read; caches the keys and values of all tokens.
 
-        `states`: [slots, ...] for each of the shape's states; those of the batch's slots are read and overwritten.  An
+        `states`: [slots, ...] for each of the shape's states; those of the batch's slots are read and overwritten. An
         empty state is all zeros.
         """
         ...

@@ -1,6 +1,6 @@
 """Rotary positions for a decoder that rotates a picture's tokens by their rows and columns (M-RoPE).
 
-All tokens of a picture have the time at which it begins, and a row and a column counted from there.  The text after it
+All tokens of a picture have the time at which it begins, and a row and a column counted from there. The text after it
 continues after the longer of its sides, so its rotary positions are smaller than its positions in the prompt.
 
 Consecutive moments of a film count rows and columns from the beginning of the film, and each has a time of its own; the
@@ -45,7 +45,7 @@ def _text_positions(first: int, length: int) -> Tensor:
 
 
 def _item_positions(item: MediaItem) -> Tensor:
-    """Return [3, tokens], counted from where the item begins.  Items without rows count like text."""
+    """Return [3, tokens], counted from where the item begins. Items without rows count like text."""
     if not item.columns:
         return _text_positions(0, item.span.length)
     rows = torch.arange(item.span.length) // item.columns

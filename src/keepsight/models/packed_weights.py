@@ -1,7 +1,7 @@
 """Weights published in 4 or 8 bits, several to a word: the tensors of each, and how to unpack them.
 
-A value is (number - zero of its group) * scale of its group; a group is some inputs of one output.  Outputs come before
-inputs here, as in unpacked weights.  Knows nothing of files.
+A value is (number - zero of its group) * scale of its group; a group is some inputs of one output. Outputs come before
+inputs here, as in unpacked weights. Knows nothing of files.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Names(NamedTuple):
 
     numbers: str
     scales: str
-    # Packed like numbers, along outputs.  Without them all zeros are the middle of the range.
+    # Packed like numbers, along outputs. Without them all zeros are the middle of the range.
     zeros: str = ""
     # The group of each input.
     groups: str = ""

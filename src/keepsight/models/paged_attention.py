@@ -1,9 +1,9 @@
 """The fast attention: each group of queries reads only the keys that it can see.
 
-On a CPU one kernel computes all rows of a step and reads keys from their pages in place.  On a GPU one kernel computes
-all slices of one token, whose results depend on nothing else in the step, and another all longer slices.  Without these
-kernels torch's fused attention is used.  Long slices are then cut into groups of rows, so that a prompt does not pay
-for keys hidden by its window or by causality.  Slices of one token read their keys in place, one call per slice; where
+On a CPU one kernel computes all rows of a step and reads keys from their pages in place. On a GPU one kernel computes
+all slices of one token, whose results depend on nothing else in the step, and another all longer slices. Without these
+kernels torch's fused attention is used. Long slices are then cut into groups of rows, so that a prompt does not pay
+for keys hidden by its window or by causality. Slices of one token read their keys in place, one call per slice; where
 copying the keys of several into one block is cheaper than separate calls (contexts that are not very long on a CPU, as
 many as fit on a GPU), they are computed together.
 """
@@ -26,7 +26,7 @@ ROWS_PER_GROUP = 512
 # On a CPU: the largest keys and values of one sequence to copy (copying more takes longer than a separate call), and
 # the most sequences to compute together (a larger block is evicted from the CPU's cache before it is read).
 MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
-# On a GPU: the limit on all keys and values copied at once, padding to the longest included.  Padding many short
+# On a GPU: the limit on all keys and values copied at once, padding to the longest included. Padding many short
 # contexts to one of a hundred thousand positions would exceed the device's memory.
 MAX_BYTES_TOGETHER = 512 * 2**20
 
@@ -346,7 +346,7 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
-    # A key head serves `group` query heads: a batch dimension with stride 0 shares it without a copy.  If it were the
+    # A key head serves `group` query heads: a batch dimension with stride 0 shares it without a copy. If it were the
     # head dimension, the last row of 65, or of 129, would be wrong on a GPU (pytorch/pytorch#191937).
     grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
     shared = (group, num_kv_heads, keys.shape[0], head_dim)

@@ -1,6 +1,6 @@
 """Shared parts of the towers that take pictures of any size: splitting into patches, and merging patches to tokens.
 
-The patches of a token, a square of them, are consecutive, so that merging them is a view.  The work may be suspended at
+The patches of a token, a square of them, are consecutive, so that merging them is a view. The work may be suspended at
 every `yield`.
 """
 

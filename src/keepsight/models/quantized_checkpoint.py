@@ -1,7 +1,7 @@
 """Checkpoints that were published quantized: which formats are supported, and how weights are dequantized.
 
-A weight of 8 bits has its scales in a separate tensor: one for all of it, one per row, or one per block.  For packed
-weights see `packed_weights.py`.  Activations are never quantized here; published scales for them are ignored.
+A weight of 8 bits has its scales in a separate tensor: one for all of it, one per row, or one per block. For packed
+weights see `packed_weights.py`. Activations are never quantized here; published scales for them are ignored.
 """
 
 import math
@@ -27,7 +27,7 @@ def check_quantization(fields: JsonFields) -> None:
 
 
 def read_packing(fields: JsonFields) -> Packing | None:
-    """Return a checkpoint's packing; None if its weights are not packed.  Refuse quantization that is not supported."""
+    """Return a checkpoint's packing; None if its weights are not packed. Refuse quantization that is not supported."""
     if "quantization_config" not in fields:
         return None
     section = fields.section("quantization_config")

@@ -27,6 +27,6 @@ def read_rotary_theta(fields: JsonFields) -> float:
 
 
 def check_out_size(fields: JsonFields, out_size: int, hidden_size: int) -> None:
-    """Check that the tower's output is as wide as the decoder.  `fields`: the whole file."""
+    """Check that the tower's output is as wide as the decoder. `fields`: the whole file."""
     if out_size != hidden_size:
         raise fields.refuse("vision_config.out_hidden_size", f"is {out_size}, but the decoder's is {hidden_size}")

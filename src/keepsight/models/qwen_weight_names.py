@@ -1,9 +1,9 @@
 """Maps names of tensors in checkpoints of Qwen's models of pictures or sounds to canonical names.
 
 Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`; saved without the head, the same
-without `model`.  Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or like Qwen3-VL if saved again.  Qwen2-Audio:
+without `model`. Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or like Qwen3-VL if saved again. Qwen2-Audio:
 `language_model.model.*` (with one more `model` if saved by transformers 5.17), `language_model.lm_head.*`,
-`audio_tower.*`, `multi_modal_projector.*`.  Canonical names of layers are the same in all families.
+`audio_tower.*`, `multi_modal_projector.*`. Canonical names of layers are the same in all families.
 """
 
 import re

@@ -1,6 +1,6 @@
 """A batch whose contents other batches replace in the same memory, which a recorded step (a CUDA graph) keeps reading.
 
-It has room for a fixed number of tokens in slices of any lengths, some of them single tokens.  Padding tokens are
+It has room for a fixed number of tokens in slices of any lengths, some of them single tokens. Padding tokens are
 computed like others, but have no slot and belong to no block, so they have no effect.
 """
 

@@ -25,7 +25,7 @@ class Piece(Protocol):
 
 
 class SequenceRows:
-    """`replace` overwrites them in place.  Rows behind those of all sequences are padding, and belong to none."""
+    """`replace` overwrites them in place. Rows behind those of all sequences are padding, and belong to none."""
 
     def __init__(
         self,

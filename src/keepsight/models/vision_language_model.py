@@ -74,7 +74,7 @@ class VisionLanguageModel(nn.Module):
         return False
 
     def load(self, directory: Path, room: int | None) -> Self:
-        """Load and pack the weights.  `room`: bytes of memory that they may take."""
+        """Load and pack the weights. `room`: bytes of memory that they may take."""
         copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
         load_weights(directory, self.slots(), self.canonical_name, self.is_never_read, copies, room)
         self.pack()

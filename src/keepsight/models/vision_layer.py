@@ -1,6 +1,6 @@
 """A layer of a tower: the patches of a picture attend to each other, all of them or within windows.
 
-Pictures of a batch do not see each other.  Sounds are treated as pictures, and their positions as patches.  The work
+Pictures of a batch do not see each other. Sounds are treated as pictures, and their positions as patches. The work
 may be suspended at every `yield`.
 """
 
@@ -83,7 +83,7 @@ class VisionLayer(nn.Module):
     ) -> Iterator[None]:
         """Update `hidden` [pictures, patches, hidden] in place; `heads` is a buffer for queries, keys and values.
 
-        `angles`, each [patches, 1, head_dim], rotate queries and keys.  Without `windows` all patches see each other.
+        `angles`, each [patches, 1, head_dim], rotate queries and keys. Without `windows` all patches see each other.
         """
         groups = row_groups(hidden)
         for group in groups:

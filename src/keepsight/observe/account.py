@@ -1,7 +1,7 @@
 """The account of one request: which cache answered for each media item, what that spared, and when each stage ran.
 
 Each component appends to it, on any thread, as it does its part of the work; everything reported about a request (in
-its answer, its headers, the log, spans, histograms) is read from here.  Times are from the machine's monotonic clock.
+its answer, its headers, the log, spans, histograms) is read from here. Times are from the machine's monotonic clock.
 Holds no content of the request.
 """
 
@@ -168,7 +168,7 @@ class RequestAccount:
         self.submitted_at = time.monotonic()
 
     def note_begun(self, report: RequestBegun) -> dict[int, MediaReport]:
-        """Record the engine's report of the first token.  Return the media reports that are new, by item index."""
+        """Record the engine's report of the first token. Return the media reports that are new, by item index."""
         known, self._reports = self._reports, report.media
         if known:
             # A second report: the first token came from the prefix cache alone, but later ones needed more.
@@ -199,7 +199,7 @@ class RequestAccount:
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
     def note_tokens(self, num_cached: int, now: float) -> float | None:
-        """Record that tokens came.  Return the seconds since the previous ones; None if these are the first."""
+        """Record that tokens came. Return the seconds since the previous ones; None if these are the first."""
         gap = now - self.last_token_at if self.last_token_at else None
         if gap is None:
             self.first_token_at, self.num_cached_tokens = now, num_cached

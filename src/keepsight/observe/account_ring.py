@@ -1,6 +1,6 @@
 """The accounts of a frontend's last requests, in memory shared with its siblings: each frontend can report all of them.
 
-Each account has a slot; the newest overwrites the oldest.  A slot begins with the time it was written (0 while it is
+Each account has a slot; the newest overwrites the oldest. A slot begins with the time it was written (0 while it is
 being written), from the monotonic clock, which all processes of a machine share.
 """
 
@@ -40,7 +40,7 @@ class AccountRing:
         return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
 
     def put(self, account: AccountBody) -> None:
-        """Add an account, on any thread.  One that has no room, even without its media, is left out."""
+        """Add an account, on any thread. One that has no room, even without its media, is left out."""
         body = _fit(account)
         if len(body) > ROOM:
             return
@@ -74,7 +74,7 @@ def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
 
 
 def _fit(account: AccountBody) -> bytes:
-    """Encode an account into a slot's size, if possible.  If there are too many pictures, only the first are kept."""
+    """Encode an account into a slot's size, if possible. If there are too many pictures, only the first are kept."""
     while len(body := _encode(account)) > ROOM and account.media:
         account = _keep_first(account, len(account.media) * ROOM // len(body))
     return body

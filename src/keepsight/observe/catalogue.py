@@ -1,7 +1,7 @@
 """All metrics of a server: name, meaning, and slot in a page of counters.
 
 All series are known in advance, so a page is an array of the same length in every process, and pages can be summed
-without names.  Knows nothing of processes or of who counts what.
+without names. Knows nothing of processes or of who counts what.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,7 +14,7 @@ from keepsight.media import EMBEDDING_TIERS, Modality
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
 # Upper bounds of every histogram's buckets: 1, 2, 5 of each decade, from the time of a cache hit to that of a long
-# answer on a CPU.  A percentile is only as precise as its bucket is wide, and unknown beyond the last bound.
+# answer on a CPU. A percentile is only as precise as its bucket is wide, and unknown beyond the last bound.
 BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0),

@@ -1,7 +1,7 @@
 """The counters of one process: a page of numbers, in memory that the other processes of its server can read.
 
-Counting is one addition in memory: nothing is sent and no process is woken.  Counts survive if the process is killed;
-the successor of its rank continues from them.  Invariant: each slot is changed by only one thread, or under a lock of
+Counting is one addition in memory: nothing is sent and no process is woken. Counts survive if the process is killed;
+the successor of its rank continues from them. Invariant: each slot is changed by only one thread, or under a lock of
 the code that counts.
 """
 
@@ -48,7 +48,7 @@ class Counters:
             self.set(slot, value)
 
     def follow(self, slot: int, value: float) -> float:
-        """Copy a count that other code in this process keeps from 0 on.  Return its growth since the last call."""
+        """Copy a count that other code in this process keeps from 0 on. Return its growth since the last call."""
         before, self._numbers[slot] = self._numbers[slot], self._before[slot] + value
         return self._numbers[slot] - before
 

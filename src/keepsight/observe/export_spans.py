@@ -1,7 +1,7 @@
 """Exports each request's account as OpenTelemetry spans to a collector.
 
-Needs the extra `otel`, and is imported only if an endpoint is configured.  A request with a `traceparent` header
-continues its caller's trace.  Spans are sent from a thread of the SDK.
+Needs the extra `otel`, and is imported only if an endpoint is configured. A request with a `traceparent` header
+continues its caller's trace. Spans are sent from a thread of the SDK.
 """
 
 import logging

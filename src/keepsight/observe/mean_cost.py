@@ -22,7 +22,7 @@ class MeanCost:
 class BulkCost:
     """The cost of one more item when many are made in one batch.
 
-    Each batch has a fixed cost, which a small batch would wrongly attribute to its items.  So a batch is weighted by
+    Each batch has a fixed cost, which a small batch would wrongly attribute to its items. So a batch is weighted by
     the square of its size, as in a least-squares line through the origin.
     """
 

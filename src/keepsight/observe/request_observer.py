@@ -1,7 +1,7 @@
 """Counts a frontend's requests as they run, and exports the account of each request that has ended.
 
 When tokens come is recorded without a lock, on the one thread that delivers them; how many there are, and the ends, one
-for each request, are counted under a lock.  A request that is generated again because its answer was lost with an
+for each request, are counted under a lock. A request that is generated again because its answer was lost with an
 engine still counts as one.
 """
 

@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_shared_page(path: Path, num_bytes: int) -> mmap.mmap:
-    """Map the file, creating it if needed.  Raises OSError if that is impossible."""
+    """Map the file, creating it if needed. Raises OSError if that is impossible."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

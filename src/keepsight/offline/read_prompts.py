@@ -48,7 +48,7 @@ def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
 
 
 def are_conversations(messages: object) -> bool:
-    """Return whether these are several conversations.  Invalid input counts as one, whose parser rejects it.
+    """Return whether these are several conversations. Invalid input counts as one, whose parser rejects it.
 
     An empty list is an empty batch, as it is for prompts.
     """
@@ -142,7 +142,7 @@ def _prepare_embeds(
 
 
 def _media_of(prompt: Mapping[str, Any], uuids: UuidsOfPrompt) -> dict[Kind, Sequence[object]]:
-    """Return the media by kind.  A bare None stands for one that its uuid names, or without uuids for none."""
+    """Return the media by kind. A bare None stands for one that its uuid names, or without uuids for none."""
     read = {
         kind: given if _IS_LIST[kind](given) else [given]
         for kind, given in _read_by_kind(prompt, "multi_modal_data").items()

@@ -37,7 +37,7 @@ class _Answer:
         self._unread: Outputs = []
 
     def receive(self, outputs: Outputs) -> Outputs:
-        """Return the outputs to read now.  They are held back until the end, unless stop strings must be checked."""
+        """Return the outputs to read now. They are held back until the end, unless stop strings must be checked."""
         self._unread += outputs
         if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
             return []
@@ -84,7 +84,7 @@ class _Answer:
 
 
 class RunningRequests:
-    """The requests of one call.  Closing this abandons the requests that have not ended."""
+    """The requests of one call. Closing this abandons the requests that have not ended."""
 
     def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, items: ListedItems, bar: tqdm | None) -> None:
         self._engine, self._tokenizer, self._items, self._bar = engine, tokenizer, items, bar

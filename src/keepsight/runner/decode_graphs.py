@@ -1,7 +1,7 @@
 """CUDA graphs of steps of single tokens, guesses included: recorded once for some row counts and then replayed.
 
 In such a step the device mostly reads the weights, and launching some four hundred kernels from Python takes longer
-than that.  A replay is one launch: it reads its inputs from the memory used by the recording, and padding rows write
+than that. A replay is one launch: it reads its inputs from the memory used by the recording, and padding rows write
 nothing and attend to nothing.
 """
 
@@ -22,7 +22,7 @@ from keepsight.runner.sequence_table import RunningSequence
 from keepsight.runner.step_inputs import make_request_slice, tokens_of
 from keepsight.scheduling.step_plan import Slice
 
-# Row counts to record.  A step with a count in between is padded to the next one; padding rows read no keys.
+# Row counts to record. A step with a count in between is padded to the next one; padding rows read no keys.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 

@@ -1,6 +1,6 @@
 """Draws a token from each row of logits, under the row's temperature, top-k, top-p and min-p.
 
-The drawn token depends on the row and its own random point alone.  Sorting a vocabulary of 262k takes longer than all
+The drawn token depends on the row and its own random point alone. Sorting a vocabulary of 262k takes longer than all
 else in a small model's step, so nothing here does: for `top_k` or `top_p` the likeliest tokens are examined first,
 which is mostly enough; where it is not, all tokens are counted (order_tokens.py).
 """
@@ -67,7 +67,7 @@ def _draw_of_all(scaled: Tensor, params: Sequence[SamplingParams], fractions: Te
 
 
 def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
-    """Draw from the likeliest tokens where these are enough, else from all.  All rows have the same `top_k`."""
+    """Draw from the likeliest tokens where these are enough, else from all. All rows have the same `top_k`."""
     values, ids = find_likeliest(scaled, num_examined(params[0]))
     filtered, has_more = filter_likeliest(values, ids, scaled, params)
     drawn = ids.gather(1, _pick(filtered.softmax(dim=-1), fractions))[:, 0]
@@ -77,7 +77,7 @@ def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractio
 
 
 def _draw_in_order(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
-    """Draw by counting the whole vocabulary.  All rows have the same `top_k`."""
+    """Draw by counting the whole vocabulary. All rows have the same `top_k`."""
     drawn = list[Tensor]()
     for first in range(0, len(scaled), MOST_ROWS):
         some = slice(first, first + MOST_ROWS)
@@ -120,7 +120,7 @@ def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
 def filter_likeliest(
     values: Tensor, ids: Tensor, scaled: Tensor, params: Sequence[SamplingParams]
 ) -> tuple[Tensor, Tensor]:
-    """Set ruled-out values to minus infinity.  Return them, and flags of rows in which tokens beyond these might stay.
+    """Set ruled-out values to minus infinity. Return them, and flags of rows in which tokens beyond these might stay.
 
     A row is flagged, too, if tokens equal to its last might stay.
     """
@@ -141,7 +141,7 @@ def _rule_out_rest(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
     """Apply top-p to values that are in order."""
     if all(each.top_p == 1 for each in params):
         return values
-    # The probability of each token and all after it.  Summed from the end, as small addends are lost in a large sum.
+    # The probability of each token and all after it. Summed from the end, as small addends are lost in a large sum.
     rest = values.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
     # Rounded sums need not reach exactly 0 or 1, so the likeliest token is always kept, and a top-p of 1 must not cut.
     rest[:, 0] = 2
@@ -168,7 +168,7 @@ def _column(numbers: list[float], values: Tensor) -> Tensor:
 def _pick(likely: Tensor, fractions: Tensor) -> Tensor:
     """Return the index in each row [rows, 1] at which the running sum passes that fraction of the row's total.
 
-    Finds the block first, then the index within it.  However many tokens there are, each is drawn with its probability
+    Finds the block first, then the index within it. However many tokens there are, each is drawn with its probability
     to a relative error of some 1e-7.
     """
     num_missing = -likely.shape[1] % BLOCK

@@ -1,7 +1,7 @@
 """Encodes media items into embeddings, as jobs that can be suspended between their parts.
 
 Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if any;
-pictures prepared by a processor other than ours are encoded one by one.  A fault of one item fails its key only.
+pictures prepared by a processor other than ours are encoded one by one. A fault of one item fails its key only.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence

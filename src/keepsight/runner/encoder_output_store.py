@@ -1,4 +1,4 @@
-"""Holds the embeddings of media by encoder key.  What is kept and for how long is decided elsewhere.
+"""Holds the embeddings of media by encoder key. What is kept and for how long is decided elsewhere.
 
 Each entry has its own memory, shared at most with tiers: dropping it frees exactly its bytes, whatever it was batched
 with when it was computed.

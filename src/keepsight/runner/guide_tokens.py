@@ -1,9 +1,9 @@
 """Keeps answers to a grammar (structured outputs): tells which tokens each guided sequence may say next.
 
 Grammars are compiled on a separate thread, and a request is computed once its grammar is compiled: all streams would
-otherwise wait for it in the step of its first token.  A guide follows one sequence and its errors fail that sequence
-alone; `fault` says whether the grammar or the server is to blame.  A thought before the answer is not constrained.
-Knows nothing of how a token is chosen.  llguidance is imported with the first grammar, or by `prepare`.
+otherwise wait for it in the step of its first token. A guide follows one sequence and its errors fail that sequence
+alone; `fault` says whether the grammar or the server is to blame. A thought before the answer is not constrained.
+Knows nothing of how a token is chosen. llguidance is imported with the first grammar, or by `prepare`.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class GuideTime:
     """The processor time that the guides of one request may take.
 
     Each step waits for the masks of all its sequences, and an ambiguous grammar of a few characters can make masks take
-    seconds.  Some slow masks are fine: what counts is the time beyond `SECONDS_PER_TOKEN`, less what others left of it.
+    seconds. Some slow masks are fine: what counts is the time beyond `SECONDS_PER_TOKEN`, less what others left of it.
     """
 
     def __init__(self) -> None:

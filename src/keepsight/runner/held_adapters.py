@@ -1,6 +1,6 @@
 """The adapters that requests may name, for lookup by the runner; each is held from when it is loaded.
 
-Lookups and loads may be on different threads.  Invariant: the weights a request names were read under that digest.
+Lookups and loads may be on different threads. Invariant: the weights a request names were read under that digest.
 """
 
 import logging
@@ -29,7 +29,7 @@ class HeldAdapters:
         return self._weights[adapter]
 
     def load(self, name: str, path: Path) -> Adapter:
-        """Load an adapter.  Return it as requests must name it.
+        """Load an adapter. Return it as requests must name it.
 
         Raises CheckpointError, and InvalidArgumentError if too many are held already.
         """

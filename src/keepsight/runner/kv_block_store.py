@@ -76,7 +76,7 @@ class KvBlockStore:
         self._ahead.note_used(max(block_ids, default=-1) + 1)
 
     def prepare(self) -> bool:
-        """Do a moment's work for blocks that will be used next.  Return False if nothing is left to do."""
+        """Do a moment's work for blocks that will be used next. Return False if nothing is left to do."""
         return self._ahead.extend()
 
 

@@ -76,7 +76,7 @@ def _log_quantized(model: Model) -> None:
 
 
 def load_adapters(config: Config, model: Model) -> HeldAdapters | None:
-    """Load the adapters that the configuration names; others may be loaded later.  None if LoRA is disabled."""
+    """Load the adapters that the configuration names; others may be loaded later. None if LoRA is disabled."""
     if not config.enable_lora:
         return None
     adapters = HeldAdapters(model, config.max_loras, config.max_lora_rank)
@@ -97,7 +97,7 @@ def load_runner(
     keep_stretch: KeepStretch | None,
     adapters: HeldAdapters | None = None,
 ) -> ModelRunner:
-    """Make the runner.  `keeping` returns a function that stores embeddings in tiers; `keep_stretch` stores pages."""
+    """Make the runner. `keeping` returns a function that stores embeddings in tiers; `keep_stretch` stores pages."""
     return ModelRunner(
         model,
         _make_normalizer(model, processor_config),
@@ -128,13 +128,13 @@ def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer
 
 
 def describe_encoder(config: Config, place: Placement) -> str:
-    """Describe what the bits of embeddings depend on besides weights and preprocessing.  Loads no model."""
+    """Describe what the bits of embeddings depend on besides weights and preprocessing. Loads no model."""
     place = place._replace(modules=name_library(config.directory, config.model_impl))
     return f"{place.arithmetic}, {describe_kernels(place.device)}"
 
 
 def describe_decoder(place: Placement) -> str:
-    """Describe what the bits of keys and values depend on besides weights.  `place`: of the loaded model."""
+    """Describe what the bits of keys and values depend on besides weights. `place`: of the loaded model."""
     return f"{place.arithmetic_of_decoder}, {describe_kernels(place.device)}"
 
 

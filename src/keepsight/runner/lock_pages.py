@@ -27,7 +27,7 @@ def make_page_lock(device: torch.device) -> Callable[[StoredArray], StoredArray]
 
 
 class PageLock:
-    """Copies arrays into page-locked memory; thread-safe.  After a failure arrays are returned as they are."""
+    """Copies arrays into page-locked memory; thread-safe. After a failure arrays are returned as they are."""
 
     def __init__(self, runtime: Any) -> None:
         """Initialize; `runtime` is the CUDA runtime, from torch."""

@@ -1,7 +1,7 @@
 """Computes the mel spectrogram that the audio encoder takes: on a CPU equal, bit for bit, to that of the reference's
 WhisperFeatureExtractor on one thread.
 
-The reference pads every sound with silence to the maximum length.  Here only the sound's own frames are computed, and
+The reference pads every sound with silence to the maximum length. Here only the sound's own frames are computed, and
 the frames behind it that still contain some of it.
 """
 

@@ -1,7 +1,7 @@
 """Populates memory that will be written to next, while there is nothing else to do.
 
 The operating system allocates memory at the first write, and under a virtual machine its host does so once more: a new
-prompt spent up to a quarter of its time on page faults for its keys and values.  Knows nothing of what is written.
+prompt spent up to a quarter of its time on page faults for its keys and values. Knows nothing of what is written.
 Does nothing if the kernel does not support it.
 """
 
@@ -31,7 +31,7 @@ class MemoryAhead:
         self._num_used_rows = max(self._num_used_rows, num_rows)
 
     def extend(self) -> bool:
-        """Do a moment's work.  Return False if nothing is left to do."""
+        """Do a moment's work. Return False if nothing is left to do."""
         num_arrays = len(self._arrays)
         enough = min(self._num_rows, self._num_used_rows + self._rows_ahead) * num_arrays
         first = self._num_asked_for

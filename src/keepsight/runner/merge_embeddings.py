@@ -12,7 +12,7 @@ from keepsight.runner.gather_embeddings import MediaRows
 
 
 def merge_embeddings(embeddings: Tensor, media: Iterable[MediaRows]) -> list[DeepRows]:
-    """Merge media into `embeddings` [tokens, hidden] of a whole batch, in place.  Return the parts that layers add."""
+    """Merge media into `embeddings` [tokens, hidden] of a whole batch, in place. Return the parts that layers add."""
     deep, size = [], embeddings.shape[1]
     for first, rows in media:
         embeddings[first : first + len(rows)] = rows[:, :size]

@@ -1,7 +1,7 @@
-"""Executes the plan of a step: encode, gather, merge, decode, sample.  Makes no scheduling decisions.
+"""Executes the plan of a step: encode, gather, merge, decode, sample. Makes no scheduling decisions.
 
 A plan's `now` is computed before `run` returns; its `encode` and `beside` are started on another thread and reported by
-the run that finds them finished.  An error fails the sequences or media that were computed together, never the runner,
+the run that finds them finished. An error fails the sequences or media that were computed together, never the runner,
 unless the device is lost.
 """
 
@@ -60,7 +60,7 @@ logger = logging.getLogger(__name__)
 Job = Generator[None, None, StepResult]
 # Offers embeddings to the tiers: the encoding, its share of the seconds taken, and a function that fetches them.
 Keep = Callable[[Encoding, float, Callable[[], StoredArray]], object]
-# The same for consecutive pages.  They must be fetched during the call, as they are written to again afterwards.
+# The same for consecutive pages. They must be fetched during the call, as they are written to again afterwards.
 KeepStretch = Callable[[KeptStretch, Callable[[], StoredArray]], object]
 
 
@@ -148,7 +148,7 @@ class ModelRunner:
         return self._guides.compile(form)
 
     def prepare(self) -> bool:
-        """Do a moment's work ahead of later runs, while there is nothing to run.  Return False if none is left."""
+        """Do a moment's work ahead of later runs, while there is nothing to run. Return False if none is left."""
         return not self._beside.has_work and self.blocks.prepare()
 
     def close(self) -> None:
@@ -330,7 +330,7 @@ class ModelRunner:
         )
 
     def _read_prompts(self, hidden: Tensor, inputs: StepInputs, between_parts: Callable[[], None]) -> Tensor:
-        """Read prompts' log-probabilities from all hidden states.  Return those at the ends of slices that sample."""
+        """Read prompts' log-probabilities from all hidden states. Return those at the ends of slices that sample."""
         ends = []
         parts = torch.split(hidden, [piece.length for piece in inputs.slices])
         for piece, sequence, part in zip(inputs.slices, inputs.sequences, parts, strict=True):
@@ -413,7 +413,7 @@ def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult
 
 
 def _message_unless_lost(error: Exception) -> str:
-    """Return the message to report.  Re-raise if no later batch can be computed: the process must be replaced."""
+    """Return the message to report. Re-raise if no later batch can be computed: the process must be replaced."""
     if isinstance(error, torch.AcceleratorError):
         raise error
     return str(error) or type(error).__name__

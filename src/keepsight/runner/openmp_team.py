@@ -1,7 +1,7 @@
 """Sets the size of the calling thread's OpenMP team, and releases the team when there is nothing to compute.
 
 As long as all teams together have no more threads than there are cores, libgomp's threads spin while they wait for the
-next piece of work; otherwise they sleep in between, and an idle team counts like a busy one.  With the encoder's team
+next piece of work; otherwise they sleep in between, and an idle team counts like a busy one. With the encoder's team
 idle, each step of the answers took a quarter longer.
 """
 

@@ -1,8 +1,8 @@
 """Finds tokens by rank, likeliest first and equal ones by id, without sorting whole rows.
 
-A place in that order is given by the probability mass before it.  Tokens are counted in buckets by their distance from
-the likeliest, and only those in the bucket of a place are sorted.  Probabilities are counted in integers, whose sums do
-not depend on their order or on other rows.  Knows nothing of what a place is wanted for.
+A place in that order is given by the probability mass before it. Tokens are counted in buckets by their distance from
+the likeliest, and only those in the bucket of a place are sorted. Probabilities are counted in integers, whose sums do
+not depend on their order or on other rows. Knows nothing of what a place is wanted for.
 """
 
 import torch

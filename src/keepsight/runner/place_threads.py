@@ -1,7 +1,7 @@
 """Pins the threads of a team to cores, for as long as they compute.
 
 Linux may wake a thread on the core of the one that waits for it, and leave both there for ten milliseconds; a virtual
-machine's may even try to.  Threads are pinned only if one team, or two together, have as many threads as there are
+machine's may even try to. Threads are pinned only if one team, or two together, have as many threads as there are
 cores, so that no thread is kept from an idle core.
 """
 

@@ -1,6 +1,6 @@
 """CUDA graphs of steps with longer slices: recorded once for some token counts and then replayed.
 
-A prompt of some hundred tokens takes longer to launch than to compute.  Its input embeddings, those of pictures
+A prompt of some hundred tokens takes longer to launch than to compute. Its input embeddings, those of pictures
 included, are written to one tensor before the replay; everything else that the layers read is in a `RecordedBatch`.
 """
 
@@ -16,7 +16,7 @@ from keepsight.models.recorded_batch import RecordedBatch
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.record_graph import Record
 
-# Token counts to record.  Beyond these, computing a step takes as long as launching it.
+# Token counts to record. Beyond these, computing a step takes as long as launching it.
 SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 
 

@@ -1,7 +1,7 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower of ours.  Kernels that fail or give different results are not used.  Of a borrowed decoder attention, norms and
+a tower of ours. Kernels that fail or give different results are not used. Of a borrowed decoder attention, norms and
 gated delta nets have kernels, which are compared one by one: a mixture may choose other experts for a token because of
 rounding.
 """
@@ -46,7 +46,7 @@ NUM_PICTURES, WINDOWS = 2, (Windows(0, 400, 200), Windows(400, 784, 192))
 # The standard deviation in heads: with it a patch attends mostly to a few others, the last of a window as well as any.
 SPREAD = 2.0
 # The relative difference allowed in a row: far more than rounding causes in so few tokens (0.03 in 62 layers with
-# random weights), and less than if a kernel computed something else.  One unseen key among many would pass.
+# random weights), and less than if a kernel computed something else. One unseen key among many would pass.
 MAX_DIFFERENCE = {torch.float32: 0.01, torch.bfloat16: 0.25}
 
 
@@ -116,7 +116,7 @@ class _BothWays:
 
 
 def _write_heads(heads: KvHeads, place: Placement) -> Tensor:
-    """Write random keys and values to every other slot.  Return all slots."""
+    """Write random keys and values to every other slot. Return all slots."""
     random = torch.Generator(place.device).manual_seed(0)
     key, value = torch.randn(2, NUM_LATER, *heads, device=place.device, dtype=place.dtype, generator=random)
     cache = LayerCache(*torch.zeros(2, 2 * NUM_LATER, *heads, device=place.device, dtype=place.kv_dtype))

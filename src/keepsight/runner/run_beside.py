@@ -1,6 +1,6 @@
 """A thread that runs jobs beside the one that serves streams, in parts, so that an urgent job never waits long.
 
-A job is a generator; at each `yield` the thread may switch to another.  Knows nothing of what jobs compute.  Every job
+A job is a generator; at each `yield` the thread may switch to another. Knows nothing of what jobs compute. Every job
 is reported once, in the order of completion, unless the thread is closed first or ended by an exception, which is
 raised instead.
 """
@@ -62,8 +62,8 @@ class BesideThread(Generic[T]):
     def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False, size: int = 0) -> None:
         """Queue a job: urgent, light or, by default, patient.
 
-        A light job takes only a moment of one core, and runs before the next part of a patient one.  Patient jobs run
-        in order, but one far smaller than the first takes turns with it.  Raises the exception that ended the thread,
+        A light job takes only a moment of one core, and runs before the next part of a patient one. Patient jobs run
+        in order, but one far smaller than the first takes turns with it. Raises the exception that ended the thread,
         if one did.
         """
         if self._fault is not None:
@@ -85,7 +85,7 @@ class BesideThread(Generic[T]):
             raise self._fault
 
     def close(self) -> None:
-        """Stop after the part under way and all light jobs, which store what was made.  Nothing else is started."""
+        """Stop after the part under way and all light jobs, which store what was made. Nothing else is started."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -113,7 +113,7 @@ class BesideThread(Generic[T]):
             self._on_finished()
 
     def _wait_for_work(self) -> tuple[deque[_Work[T]], _Work[T]] | None:
-        """Wait for a job.  Return it and its queue, where it stays until it is done; None to end the thread."""
+        """Wait for a job. Return it and its queue, where it stays until it is done; None to end the thread."""
         if not self.has_work:
             self._before_rest()
         with self._changed:

@@ -1,6 +1,6 @@
 """Samples the next token of each sequence from logits, for any mix of requests in one batch.
 
-Each sequence has its own random numbers, so its tokens do not depend on the rest of the batch.  The order of the steps
+Each sequence has its own random numbers, so its tokens do not depend on the rest of the batch. The order of the steps
 is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 

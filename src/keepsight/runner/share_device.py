@@ -1,8 +1,8 @@
 """Shares one device between two threads that compute at the same time.
 
 On a CPU, two teams of threads that together outnumber the cores stall in each other's barriers, so while both compute
-each has its own cores; a team that computes alone has all.  On a GPU each thread has a stream, and answers have the
-higher priority.  The device has finished whatever a thread reports: nothing is handed over half done.
+each has its own cores; a team that computes alone has all. On a GPU each thread has a stream, and answers have the
+higher priority. The device has finished whatever a thread reports: nothing is handed over half done.
 """
 
 import time
@@ -17,7 +17,7 @@ from keepsight.runner.place_threads import Places, cores_of_process
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
-# In multiply-adds.  A smaller step mostly waits for memory, so a second core saves only a seventh of its time, and
+# In multiply-adds. A smaller step mostly waits for memory, so a second core saves only a seventh of its time, and
 # costs far more if another thread needs that core: to send the token on, or to read the next request.
 MIN_WORK_TO_SHARE = 64_000_000
 # Priorities of CUDA streams: lower goes first.
@@ -118,7 +118,7 @@ class CpuShare(DeviceShare):
 
 
 class CudaShare(DeviceShare):
-    """Shares a GPU by streams.  While answers run, each part beside them is followed by a pause in proportion to it."""
+    """Shares a GPU by streams. While answers run, each part beside them is followed by a pause in proportion to it."""
 
     def __init__(self, device: torch.device, beside_share: float) -> None:
         super().__init__()
@@ -151,7 +151,7 @@ class CudaShare(DeviceShare):
 
     def before_part(self) -> None:
         # Launches run ahead of the device, and an urgent job would wait for all of them, so beside answers each part is
-        # waited for.  Otherwise a part is launched while the one before it is computed, so the device never waits for
+        # waited for. Otherwise a part is launched while the one before it is computed, so the device never waits for
         # launches.
         has_foreground = self._has_foreground
         ended = self._stream_beside.record_event()

@@ -1,7 +1,7 @@
 """Finds the block with the longest common beginning: the common part is copied, not computed.
 
 The contents of blocks with the same parent are kept sorted, since the longest common beginning is always with a
-neighbor in that order.  Knows nothing of which blocks are in use.
+neighbor in that order. Knows nothing of which blocks are in use.
 """
 
 from bisect import bisect_left, insort

@@ -1,8 +1,8 @@
 """Names blocks of tokens by everything that their keys and values depend on.
 
 A block's hash covers its parent's hash (and so everything before it), its token ids, which media lie in it *and where*,
-the times of a film's moments, the adapter and the tenant's salt.  Adapter and salt enter the first block only: the
-chain of hashes carries them on.  Knows nothing of which blocks are held.  Invariants: the hashed bytes can be decoded
+the times of a film's moments, the adapter and the tenant's salt. Adapter and salt enter the first block only: the
+chain of hashes carries them on. Knows nothing of which blocks are held. Invariants: the hashed bytes can be decoded
 in only one way, so equal hashes mean equal keys and values; and blocks with the same parent have equal keys and values
 as far as their contents are equal.
 """

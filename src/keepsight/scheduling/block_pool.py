@@ -1,7 +1,7 @@
 """Tracks which blocks of the KV store are in use, idle or free, and which can be found by name.
 
 A block is *in use* (it has users), *idle* (no users, but it can be found until it is evicted) or *free* (nothing in it
-can be found).  Knows nothing of sequences or of what a name means.  Invariant: a block is in exactly one of the three
+can be found). Knows nothing of sequences or of what a name means. Invariant: a block is in exactly one of the three
 states, a name belongs to at most one block, and `holdings` counts the media of each findable block.
 """
 
@@ -68,7 +68,7 @@ class BlockPool:
         self._num_users[block_id] += 1
 
     def try_take(self, num_blocks: int) -> list[int] | None:
-        """Take blocks, each with one user: free ones first, then idle ones in eviction order.  All or none."""
+        """Take blocks, each with one user: free ones first, then idle ones in eviction order. All or none."""
         if num_blocks > self.num_free:
             return None
         num_evictions = max(0, num_blocks - len(self._free))
@@ -123,7 +123,7 @@ class BlockPool:
                 self._idle.add(block_id)
 
     def pin(self, block_id: int, until: float) -> bool:
-        """Pin a block, so that unpinned ones are evicted before it.  Return False if too many are pinned already."""
+        """Pin a block, so that unpinned ones are evicted before it. Return False if too many are pinned already."""
         assert self._name_of[block_id] is not None, block_id
         return self._idle.pin(block_id, until, size=1)
 

@@ -48,7 +48,7 @@ def _is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
 
 
 def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> ParkedFor:
-    """Return what the sequence is parked for.  `lacks`: what its first unclaimed item waits for."""
+    """Return what the sequence is parked for. `lacks`: what its first unclaimed item waits for."""
     is_being_encoded = state.first_item_after(end) in state.claimed_items
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 

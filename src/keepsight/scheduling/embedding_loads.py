@@ -5,7 +5,7 @@ States of a key, for as long as a live sequence names it:
   loading   found / not found, or too late     -> ready / absent
   ready     placed in the encoder cache        -> unasked
   absent    encoded, or failed to be           -> unasked
-Knows nothing of tiers, bytes or clocks.  Invariant: the runner holds ready embeddings until they are either placed or
+Knows nothing of tiers, bytes or clocks. Invariant: the runner holds ready embeddings until they are either placed or
 reported as unneeded, once.
 """
 
@@ -78,7 +78,7 @@ class EmbeddingLoads:
         return self._states.get(key) is LoadState.READY
 
     def end(self, key: str, *, is_found: bool) -> Iterable[RequestState] | None:
-        """End a load.  Return the sequences that waited; None if the key is not loading, so the result is unwanted."""
+        """End a load. Return the sequences that waited; None if the key is not loading, so the result is unwanted."""
         if self._states.get(key) is not LoadState.LOADING:
             return None
         self._states[key] = LoadState.READY if is_found else LoadState.ABSENT

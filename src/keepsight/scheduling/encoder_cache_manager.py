@@ -1,9 +1,9 @@
 """Tracks which media items' embeddings are held, which sequences use them, and which are evicted to make room.
 
 An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for later
-requests, evictable).  It is *protected* while a sequence could not get it again: then it becomes idle even if it is
-neither shared nor findable, and is evicted after all else.  Protected entries leave others a part of the budget, and
-all of it to a single item once nothing is in use.  Holds no tensors: the next plan tells the runner what was evicted.
+requests, evictable). It is *protected* while a sequence could not get it again: then it becomes idle even if it is
+neither shared nor findable, and is evicted after all else. Protected entries leave others a part of the budget, and
+all of it to a single item once nothing is in use. Holds no tensors: the next plan tells the runner what was evicted.
 Invariant: an entry is evicted whole and never while it is in use or being encoded, and the entries never exceed the
 budget.
 """
@@ -51,7 +51,7 @@ class EncoderCacheManager:
         self.num_bytes = 0  # without an entry held outside the budget
         self.num_evictions = 0
         self._config = config
-        # Counts the findable entries.  Unshared ones go into an object that is never read.
+        # Counts the findable entries. Unshared ones go into an object that is never read.
         self._holdings = holdings if config.is_shared else Holdings()
         self._entries: dict[str, _Entry] = {}
         self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
@@ -107,7 +107,7 @@ class EncoderCacheManager:
     # Allocation -----------------------------------------------------------------------------------------------
 
     def try_use(self, user: EncoderUser, key: str) -> bool:
-        """Add a user to an entry that is ready or being encoded.  Return False if there is none."""
+        """Add a user to an entry that is ready or being encoded. Return False if there is none."""
         if not self.can_find(key, user):
             return False
         self._take_from_idle(key)
@@ -123,9 +123,9 @@ class EncoderCacheManager:
         *,
         spares_protected: bool = False,
     ) -> bool:
-        """Create an entry to be encoded, with one user.  Return False, changing nothing, if there can be no room now.
+        """Create an entry to be encoded, with one user. Return False, changing nothing, if there can be no room now.
 
-        `media_hash` names the media item, if the key is not that hash.  With `spares_protected`, protected entries keep
+        `media_hash` names the media item, if the key is not that hash. With `spares_protected`, protected entries keep
         their part of the budget even if nothing is in use.
         """
         if (forgotten := self._entries.get(key)) is not None:
@@ -184,7 +184,7 @@ class EncoderCacheManager:
             self._retire(key, entry)
 
     def fail(self, key: str) -> set[EncoderUser]:
-        """Remove an entry whose encoding failed.  Return its users."""
+        """Remove an entry whose encoding failed. Return its users."""
         entry = self._entries[key]
         assert not entry.is_ready, key
         self._remove(key)
@@ -193,7 +193,7 @@ class EncoderCacheManager:
     # Release and eviction -------------------------------------------------------------------------------------
 
     def release(self, user: EncoderUser, key: str) -> None:
-        """Remove a user.  An entry without users becomes idle, or is dropped if it cannot be kept."""
+        """Remove a user. An entry without users becomes idle, or is dropped if it cannot be kept."""
         entry = self._entries[key]
         entry.users.remove(user)
         # While an entry is being encoded the runner writes to it: its bytes are free only afterwards.
@@ -272,7 +272,7 @@ class EncoderCacheManager:
         self.num_bytes -= 0 if entry.is_oversized else entry.num_bytes
 
     def take_evicted(self) -> tuple[str, ...]:
-        """Return the keys that the runner must drop, each once.  It drops them before the same plan encodes anew."""
+        """Return the keys that the runner must drop, each once. It drops them before the same plan encodes anew."""
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
 

@@ -1,10 +1,10 @@
 """Tracks which media items wait to be encoded, in which turn, and which were given to the runner: plain values only.
 
-All of them have room reserved, so they can be encoded in any order and each will finish.  They are given to the runner
-in turns.  A request's turn is the number of embeddings given before it came plus the number that it needs: a small
-request goes before the rest of an earlier, large one.  Turns are fixed and the number given only grows, so once as many
-embeddings were given since a request came as it needs, no newcomer goes before it unless more urgent.  The runner is
-given only enough to keep it busy, or newcomers would wait for all of that.  Invariant: an encoding either waits or is
+All of them have room reserved, so they can be encoded in any order and each will finish. They are given to the runner
+in turns. A request's turn is the number of embeddings given before it came plus the number that it needs: a small
+request goes before the rest of an earlier, large one. Turns are fixed and the number given only grows, so once as many
+embeddings were given since a request came as it needs, no newcomer goes before it unless more urgent. The runner is
+given only enough to keep it busy, or newcomers would wait for all of that. Invariant: an encoding either waits or is
 given, and after each plan none waits while none is given, except for a step of prompts.
 """
 

@@ -1,7 +1,7 @@
 """The eviction order of idle entries: least recently released first, pinned entries after all others.
 
 Pins are best effort: a pin ends at its time or when its entry goes, and pinned entries are evicted, too, once nothing
-else is left.  The caller supplies the time.  Knows nothing of what the keys name.  Invariant: the size of what is
+else is left. The caller supplies the time. Knows nothing of what the keys name. Invariant: the size of what is
 pinned never exceeds its part of the cache.
 """
 
@@ -69,7 +69,7 @@ class EvictionOrder(Generic[K]):
         self.size_of_pinned = 0
 
     def pin(self, key: K, until: float, size: int) -> bool:
-        """Pin a held key, idle or in use, at least until then.  Return False if too much is pinned already.
+        """Pin a held key, idle or in use, at least until then. Return False if too much is pinned already.
 
         If keys are pinned from the front of a row, the last of them is evicted first.
         """

@@ -1,8 +1,8 @@
 """Speculative decoding by lookup: guesses that an answer goes on as the text did where its last tokens stood before.
 
-That text is the prompt, the answer itself, or what the caller predicts.  A guess costs next to nothing as long as a
-step mostly reads weights, and a token that was guessed right costs no step of its own.  Tokens are drawn one after
-another as without guesses; the first that differs from its guess voids the remaining guesses.  So guesses may be wrong,
+That text is the prompt, the answer itself, or what the caller predicts. A guess costs next to nothing as long as a
+step mostly reads weights, and a token that was guessed right costs no step of its own. Tokens are drawn one after
+another as without guesses; the first that differs from its guess voids the remaining guesses. So guesses may be wrong,
 but never change an answer.
 """
 
@@ -26,7 +26,7 @@ class Guesser:
     before: "array[int]"
     # How many tokens before its end the text that it repeats lies.
     distance: int | None = None
-    # Counts of the last guesses.  The more were right, the more are made next: texts repeat whole sentences.
+    # Counts of the last guesses. The more were right, the more are made next: texts repeat whole sentences.
     num_right: int = 1
     num_made: int = 0
 

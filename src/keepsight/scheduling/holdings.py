@@ -1,6 +1,6 @@
 """Counts the media items for which the engine holds something, in any cache.
 
-Each thing that can be found counts alike: embeddings, KV blocks, pixels.  Invariant: the items held when changes were
+Each thing that can be found counts alike: embeddings, KV blocks, pixels. Invariant: the items held when changes were
 last taken, with the changes since, are the items held now.
 """
 

@@ -1,6 +1,6 @@
 """Finds what is cached of a sequence's prompt: its beginning, and its end, from which the answer begins.
 
-Neither is used for a request that wants the prompt's log-probabilities.  The end is not used for one that wants the
+Neither is used for a request that wants the prompt's log-probabilities. The end is not used for one that wants the
 prompt's vector, as logits are kept and not the hidden state.
 """
 

@@ -1,6 +1,6 @@
 """Tracks which blocks each sequence holds and which prefix of a new sequence is already computed.
 
-Works on block ids and names alone: knows nothing of tensors or of how names are built.  If the model has recurrent
+Works on block ids and names alone: knows nothing of tensors or of how names are built. If the model has recurrent
 layers, a sequence that holds blocks also holds the slot of a state, and a prefix is found up to a kept state.
 Invariant: a block can be found only once its keys and values are computed, and a refused call changes nothing.
 """
@@ -22,14 +22,14 @@ from keepsight.scheduling.step_plan import EndName, KeptStretch, SequenceId
 
 
 class PrefixHit(NamedTuple):
-    """The cached prefix found for a sequence.  Valid until blocks are next taken: use it at once or look again."""
+    """The cached prefix found for a sequence. Valid until blocks are next taken: use it at once or look again."""
 
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
     # How much will be found soon, as another sequence is computing it right now: waiting is cheaper than computing it
-    # again.  0: no more than is found now.  With recurrent layers, only up to where that sequence keeps its state.
+    # again. 0: no more than is found now. With recurrent layers, only up to where that sequence keeps its state.
     num_coming: int = 0
-    # A block that begins like the next one.  The common tokens are to be copied, and `num_tokens` includes them.
+    # A block that begins like the next one. The common tokens are to be copied, and `num_tokens` includes them.
     alike: int | None = None
     # If the model has recurrent layers: how far the blocks go that are computed or being computed.
     num_common: int = 0
@@ -106,7 +106,7 @@ class KvCacheManager:
     def find_coming(self, hashes: Sequence[bytes], num_tokens: int) -> int | None:
         """Return where in a sequence the block begins that is not cached but announced; None if there is none.
 
-        Faster than `find_prefix`, and only right where no earlier block is missing.  Always None with recurrent layers.
+        Faster than `find_prefix`, and only right where no earlier block is missing. Always None with recurrent layers.
         """
         count = 0 if self.slots.num_slots else (num_tokens - 1) // self.block_size
         index = bisect_left(range(count), True, key=lambda index: self.pool.find(hashes[index]) is None)
@@ -231,8 +231,8 @@ class KvCacheManager:
     def adopt(self, names: Iterable[BlockName], first: int) -> list[tuple[int, int]]:
         """Allocate blocks for the names that are not held, the first being block `first` of its prompt.
 
-        Return (block id, index in the prompt) pairs.  The blocks can be found at once, so they must be filled before
-        anything else.  Idle blocks are evicted for them as for computed ones.  Stops at the first for which there is
+        Return (block id, index in the prompt) pairs. The blocks can be found at once, so they must be filled before
+        anything else. Idle blocks are evicted for them as for computed ones. Stops at the first for which there is
         no room, as those behind it could not be found.
         """
         held, adopted = [], []
@@ -300,7 +300,7 @@ class KvCacheManager:
     # Block tables ---------------------------------------------------------------------------------------------
 
     def try_extend(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
-        """Make the table cover `num_tokens` positions.  Return the added block ids; None, changing nothing, if full.
+        """Make the table cover `num_tokens` positions. Return the added block ids; None, changing nothing, if full.
 
         With its first blocks a sequence gets the slot of its state, if the model has recurrent layers.
         """
@@ -346,7 +346,7 @@ class KvCacheManager:
         return -(-num_tokens // self.block_size)
 
     def release(self, sequence_id: SequenceId) -> None:
-        """Release all that the sequence holds.  Its last blocks are evicted first: the others are useful without."""
+        """Release all that the sequence holds. Its last blocks are evicted first: the others are useful without."""
         self.withdraw(sequence_id)
         self.slots.release(sequence_id)
         table = self._tables.pop(sequence_id, None)

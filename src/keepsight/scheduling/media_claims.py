@@ -1,8 +1,8 @@
 """Gets requests the embeddings of their media: room in the encoder cache, and a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  A claimed item has room reserved, whenever it is encoded; one that
-is neither held nor given to the runner waits in `encodings`, for as long as a live sequence claims it.  Knows nothing
+what it holds can always be computed and released. A claimed item has room reserved, whenever it is encoded; one that
+is neither held nor given to the runner waits in `encodings`, for as long as a live sequence claims it. Knows nothing
 of tokens or pages.
 """
 
@@ -28,7 +28,7 @@ class MediaClaims:
         self.pixels = PixelRequests(config.scheduler.max_embeddings_of_pixels)
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
-        # The sequence that found too little room for the item it needs next.  Those behind it leave freed room to it,
+        # The sequence that found too little room for the item it needs next. Those behind it leave freed room to it,
         # or it could starve; if it needs no more than that item, those before it claim nothing ahead, or it would wait
         # for the end of somebody else's book.
         self._short_of_room: RequestState | None = None
@@ -42,7 +42,7 @@ class MediaClaims:
         self.pixels.add(state.request)
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
-        """End the waits of a finished sequence, and of its request if `is_last`.  It may still read what it holds."""
+        """End the waits of a finished sequence, and of its request if `is_last`. It may still read what it holds."""
         self._end_shortage(state)
         for index in [index for index in state.claimed_items if not self.is_ready(state, index)]:
             self._release(state, index)
@@ -77,7 +77,7 @@ class MediaClaims:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
 
     def claim(self, state: RequestState, first_item: int) -> ParkedFor | None:
-        """Claim the items from `first_item` on, up to one that lacks something.  Return what that waits for, or None.
+        """Claim the items from `first_item` on, up to one that lacks something. Return what that waits for, or None.
 
         Asks at once for everything that is lacking, also for the items behind that one.
         """
@@ -279,7 +279,7 @@ class MediaClaims:
         self.encoder_cache.finish(encoder_key)
 
     def fail(self, encoder_key: str, states: Mapping[SequenceId, RequestState]) -> set[str]:
-        """Drop a failed encoding.  Return the ids of the requests that depend on it."""
+        """Drop a failed encoding. Return the ids of the requests that depend on it."""
         self._end_encoding(encoder_key)
         users = [(states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
         for state, index in users:
@@ -302,7 +302,7 @@ class MediaClaims:
         self.loads.note_encoded(encoder_key)
 
     def _withdraw(self, encoder_key: str) -> None:
-        """Give up an encoding without users.  Its pixels are kept as long as a live sequence names the item."""
+        """Give up an encoding without users. Its pixels are kept as long as a live sequence names the item."""
         media_hash = self.encodings.end(encoder_key).media_hash
         self.encoder_cache.fail(encoder_key)
         if media_hash not in self._live:

@@ -1,6 +1,6 @@
 """Decides where in a prompt the state of a model's recurrent layers is kept, for others and for later turns.
 
-A sequence can only begin where a state was kept: at a *milestone*.  A slice that reaches one writes the state there to
+A sequence can only begin where a state was kept: at a *milestone*. A slice that reaches one writes the state there to
 another slot.
 """
 
@@ -22,7 +22,7 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
 
     Before its last token begins the next turn, or the same prompt again; at the end of the last media item, another
     question about it; where its common beginning with others ends, the next prompt with that beginning; and where a
-    pin ends, whatever it was set for.  A pin on what is cached further already gets no milestone: the next prompt that
+    pin ends, whatever it was set for. A pin on what is cached further already gets no milestone: the next prompt that
     needs it finds its common beginning only, and keeps the state there.
     """
     ends = [state.num_tokens - 1, hit.num_common, *(pin.num_tokens for pin in state.request.pins)]

@@ -1,6 +1,6 @@
 """Grants pages to sequences: some ahead while most are free, and by preempting others when none are.
 
-Pages are taken back in the reverse of the order in which they are granted, from the last sequence first.  Knows nothing
+Pages are taken back in the reverse of the order in which they are granted, from the last sequence first. Knows nothing
 of steps or of their budgets.
 """
 
@@ -23,7 +23,7 @@ class PageGrants:
         self.num_preemptions = 0
 
     def try_extend(self, state: RequestState, end: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
-        """Give the sequence pages for all positions before `end`.  Return the added ids; None if too few can be had."""
+        """Give the sequence pages for all positions before `end`. Return the added ids; None if too few can be had."""
         if end == state.num_tokens and self._kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
             ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
             if (added := self._kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:

@@ -1,8 +1,8 @@
 """Tracks which pixels are here, which sequences wait for others, and which requests were asked for or promised them.
 
-While one request is making a media item's pixels, no other is asked.  Pixels are asked for as far as those here and on
+While one request is making a media item's pixels, no other is asked. Pixels are asked for as far as those here and on
 their way leave room: a burst of requests would otherwise fill the memory with what the encoder takes up much later.
-Films have their own room, as it may take minutes to make what is on its way.  Invariant: whatever is waited for has a
+Films have their own room, as it may take minutes to make what is on its way. Invariant: whatever is waited for has a
 maker, or is queued until there is room.
 """
 
@@ -30,7 +30,7 @@ class PixelRequests:
         self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for it or promised it.
         self._makers: dict[str, set[str]] = {}
-        # Of pictures and of films.  Parts that got a maker since then, or lost their askers, stay for a while.
+        # Of pictures and of films. Parts that got a maker since then, or lost their askers, stay for a while.
         self._queues: dict[bool, list[_Queued]] = {False: [], True: []}
         # How long each may become before those that stayed are removed.
         self._longest = {False: 32, True: 32}
@@ -72,7 +72,7 @@ class PixelRequests:
         heappush(queue, (turn, next(self._numbers), picture))
 
     def ask_queued(self) -> list[bool]:
-        """Ask for what is queued, turn by turn, while there is room.  Return of which kinds (films?) any is left."""
+        """Ask for what is queued, turn by turn, while there is room. Return of which kinds (films?) any is left."""
         return [are_films for are_films, queue in self._queues.items() if self._ask_for(queue, are_films=are_films)]
 
     def _ask_for(self, queue: list[_Queued], *, are_films: bool) -> bool:
@@ -156,7 +156,7 @@ class PixelRequests:
             self._queue(min(_turn_of(state) for state in self._askers[picture[0]]), picture)
 
     def arrive(self, media_hash: str) -> Iterable[RequestState] | None:
-        """Note that pixels came.  Return the sequences that waited; None if the pixels were here already.
+        """Note that pixels came. Return the sequences that waited; None if the pixels were here already.
 
         All promises of them count as kept: one frontend may have sent them for all of its requests.
         """
@@ -173,7 +173,7 @@ class PixelRequests:
         return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
 
     def lose(self, media_hash: str) -> None:
-        """Note that pixels were not where they should lie.  If any request waits, ask one to send them inline.
+        """Note that pixels were not where they should lie. If any request waits, ask one to send them inline.
 
         Lost pixels are asked for together, since each ask decodes the picture.
         """
@@ -182,9 +182,9 @@ class PixelRequests:
             self._ask_first(media_hash, inline=True)
 
     def give_up(self, media_hash: str) -> list[str]:
-        """Note that pixels came and cannot be read.  Return the requests that wait: all of them must be aborted.
+        """Note that pixels came and cannot be read. Return the requests that wait: all of them must be aborted.
 
-        Others would make the same pixels, and another version's frontend is not connected.  One that does not wait yet
+        Others would make the same pixels, and another version's frontend is not connected. One that does not wait yet
         is asked if it comes to that.
         """
         self._makers.pop(media_hash, None)

@@ -1,7 +1,7 @@
 """Tracks the prompts whose end the runner keeps: the logits after the last token, from which an answer begins.
 
-With them, a prompt found whole needs no step before its first token.  Ends are found by a hash of everything they
-depend on; the least recently used is evicted first.  Invariant: no name is given out twice, so telling the runner to
+With them, a prompt found whole needs no step before its first token. Ends are found by a hash of everything they
+depend on; the least recently used is evicted first. Invariant: no name is given out twice, so telling the runner to
 drop an end never drops one that it kept later.
 """
 

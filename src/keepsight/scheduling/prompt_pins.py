@@ -1,6 +1,6 @@
 """Pins beginnings of prompts that callers want kept: keys and values, and the embeddings of their media.
 
-They are pinned once they are computed, when the answer begins.  The caller supplies the time: nothing here has a clock.
+They are pinned once they are computed, when the answer begins. The caller supplies the time: nothing here has a clock.
 """
 
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager

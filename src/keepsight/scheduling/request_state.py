@@ -70,7 +70,7 @@ class Begun(NamedTuple):
     """A request that has its first token, or for whose later tokens more media were looked up."""
 
     request: EngineRequest
-    # By item index.  Missing items were found whole in the prefix cache.
+    # By item index. Missing items were found whole in the prefix cache.
     origins: Mapping[int, Origin]
     # Those that no earlier report had.
     new_items: tuple[int, ...]
@@ -112,7 +112,7 @@ class RequestState:
     pictures: tuple[int, ...]
     num_tokens: int
     guesser: Guesser
-    # Of its answer.  Held until the sequence ends, as it is kept compiled while it is held.
+    # Of its answer. Held until the sequence ends, as it is kept compiled while it is held.
     grammar: Grammar | None
     status: Status = Status.WAITING
     parked_for: ParkedFor | None = None
@@ -208,7 +208,7 @@ class RequestState:
         self.begin_again()
 
     def append(self, token: SampledToken) -> TokenOutput:
-        """Append a sampled token.  Return the output for the client."""
+        """Append a sampled token. Return the output for the client."""
         token_id, logprobs, prompt_logprobs, vector = token
         self.hasher.extend((token_id,))
         self.num_tokens += 1

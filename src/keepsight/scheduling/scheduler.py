@@ -1,8 +1,8 @@
 """Decides what each step computes, for which sequences, and what is preempted or evicted to make room.
 
-Pure logic: messages and results in, plans and outputs out.  Resources are granted in one total order (priority,
+Pure logic: messages and results in, plans and outputs out. Resources are granted in one total order (priority,
 arrival, choice) and taken back in reverse, so the first sequence in that order always makes progress, whatever the
-budgets.  Running sequences take their share of a step's tokens before waiting ones: a prompt that has begun is computed
+budgets. Running sequences take their share of a step's tokens before waiting ones: a prompt that has begun is computed
 to its end, but one too long for a single step leaves half of each step to others.
 """
 
@@ -72,7 +72,7 @@ class Scheduler:
     # Input ----------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest, grammar: Grammar | None = None) -> RequestFailed | None:
-        """Add a request.  Return a refusal if it can never run or its id is already in use; otherwise None."""
+        """Add a request. Return a refusal if it can never run or its id is already in use; otherwise None."""
         request_id = request.request_id
         refusal = refusal_reason(request, self.config)
         if request_id in self._choices:
@@ -99,26 +99,26 @@ class Scheduler:
             self.media.look_ahead(state, hit.num_tokens)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Drop a request or one of its choices, at any time.  Unknown ids are ignored: those have already ended."""
+        """Drop a request or one of its choices, at any time. Unknown ids are ignored: those have already ended."""
         for state in tuple(self._choices.get(request_id, ())):
             if choice in (None, state.choice):
                 self._finish(state)
 
     def media_arrived(self, media_hash: str) -> bool:
-        """Note that a media item's pixels have arrived.  Return False if they are not needed."""
+        """Note that a media item's pixels have arrived. Return False if they are not needed."""
         askers = self.media.arrived(media_hash)
         self.lineup.unpark_these(askers or (), ParkedFor.PIXELS)
         return askers is not None
 
     def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
-        """Note the outcome of a load.  Return whether embeddings were found and are still wanted."""
+        """Note the outcome of a load. Return whether embeddings were found and are still wanted."""
         askers = self.media.loads.end(encoder_key, is_found=is_found)
         # Unpark sequences that wait for another item, too: they can ask for this one's pixels in the meantime.
         self.lineup.unpark_these(askers or (), *FOR_MEDIA)
         return is_found and askers is not None
 
     def stretches_loaded(self, load: StretchLoad, places: range, *, is_last: bool) -> None:
-        """Take in loaded stretches, which the runner holds until the next plan.  The last call ends the wait."""
+        """Take in loaded stretches, which the runner holds until the next plan. The last call ends the wait."""
         if places:
             self.stretches.take_in(load, places)
         for state in self.stretches.end(load, places.stop) if is_last else ():
@@ -252,7 +252,7 @@ class Scheduler:
                 break
 
     def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
-        """Start the sequence if possible.  Return whether the sequences behind it may be tried."""
+        """Start the sequence if possible. Return whether the sequences behind it may be tried."""
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)

@@ -1,8 +1,8 @@
 """Tracks the slots of recurrent states: which belong to sequences, and which hold a state kept for others.
 
-A recurrent state is all that a model's recurrent layers know of the positions before it; it cannot be cut back.  A slot
+A recurrent state is all that a model's recurrent layers know of the positions before it; it cannot be cut back. A slot
 is *live* (the state of a sequence that holds pages), *promised* (a slice under way writes to it its state at the end of
-a block), *kept* (found by that block's hash) or *free*.  Knows nothing of blocks.  Invariant: a slot is in exactly one
+a block), *kept* (found by that block's hash) or *free*. Knows nothing of blocks. Invariant: a slot is in exactly one
 of the four states, and copies are made in the order in which they were planned and before anything is computed, so a
 slot may be given back and taken again before any of them is made.
 

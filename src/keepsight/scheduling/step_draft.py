@@ -10,7 +10,7 @@ from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recall, SequenceId, Slice
 
-# A crowd is at least this many waiting prompts, and more than half as many as there are streams.  In a crowd all may
+# A crowd is at least this many waiting prompts, and more than half as many as there are streams. In a crowd all may
 # join, with this many tokens a step, and the streams wait for them: beside the streams they would have only half of the
 # machine, one after the other.
 LEAST_CROWD, CROWD_TOKENS = 3, 512
@@ -121,8 +121,8 @@ class StepDraft:
     def waits_for_room(self, cut: Cut, start: int, end_of_prompt: int, block_size: int) -> bool:
         """Return whether a waiting prompt should wait because the step has too little room left for it to begin.
 
-        Prompts behind it that fit whole may still be planned.  A piece of less than a block would announce none, so
-        all prompts with the same beginning would start like that and each compute all of it.  One that is short for
+        Prompts behind it that fit whole may still be planned. A piece of less than a block would announce none, so
+        all prompts with the same beginning would start like that and each compute all of it. One that is short for
         another reason, such as a picture that is not ready, would be as short in any step.
         """
         if cut.end == end_of_prompt:
@@ -142,7 +142,7 @@ class StepDraft:
         """Return whether to join the streams now from `start`, not wait for a prefix that another sequence computes.
 
         As the first to join, and whole: all other prompts under way are then in the lane `beside`, and may take many
-        steps.  With media left, waiting may spare an encoding.
+        steps. With media left, waiting may spare an encoding.
         """
         length, is_text = state.num_tokens - start, state.first_item_after(start) == len(state.media)
         is_first = self.joining_tokens_left is not None and not self._num_joining
@@ -170,7 +170,7 @@ class StepDraft:
             self.joining_tokens_left -= prompt.length
 
     def add_guesses(self, states: Mapping[SequenceId, RequestState], kv_cache: KvCacheManager) -> int:
-        """Add guesses to streams, in the room that everything else leaves.  Return how many."""
+        """Add guesses to streams, in the room that everything else leaves. Return how many."""
         room = most = min(self.now_tokens_left, self.config.guess_up_to - sum(piece.length for piece in self.now))
         for piece in tuple(self.now) if room > 0 else ():
             state = states[piece.sequence_id]

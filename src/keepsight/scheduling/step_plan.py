@@ -1,8 +1,8 @@
 """What the scheduler tells the runner of a step, and what the runner reports back: plain values.
 
-A step has two lanes.  Slices in `now` are computed at once, as one batch, and the step ends with them.  Work in
+A step has two lanes. Slices in `now` are computed at once, as one batch, and the step ends with them. Work in
 `beside` and `encode` is started, runs beside this step and the next ones, and is reported by the step that finds it
-finished.  A sequence has at most one slice under way, apart from guesses behind it, so no lane waits for the other.
+finished. A sequence has at most one slice under way, apart from guesses behind it, so no lane waits for the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ class EndName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """A new sequence.  Until it ends, the runner keeps its tokens (which it samples), pages and sampling state."""
+    """A new sequence. Until it ends, the runner keeps its tokens (which it samples), pages and sampling state."""
 
     sequence_id: SequenceId
     request: EngineRequest
@@ -49,14 +49,14 @@ class Slice(NamedTuple):
     sequence_id: SequenceId
     start: int
     length: int
-    # Changes the runner's block table of this sequence: table[first_block:] = new_block_ids.  A sequence that lost its
+    # Changes the runner's block table of this sequence: table[first_block:] = new_block_ids. A sequence that lost its
     # pages begins again at 0.
     first_block: int
     new_block_ids: tuple[int, ...]
     # True if a token is drawn from the logits of its last position.
     samples: bool
     # Where the model's recurrent layers read the state after the positions before `start`, and write the one after its
-    # end; None if it has no such layers.  At `start` 0 the slot's content is ignored.
+    # end; None if it has no such layers. At `start` 0 the slot's content is ignored.
     state_slot: int | None = None
     # The name under which to keep these logits, for other requests with the same prompt.
     keep_as: EndName | None = None
@@ -64,7 +64,7 @@ class Slice(NamedTuple):
     wants_prompt_logprobs: bool = False
     # Ends within the slice, or its own, after which the state is written to another slot as well.
     kept_states: tuple[KeptState, ...] = ()
-    # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
+    # The slice's one token, if it is a guess. Guesses follow each other and the slice of their sequence's last token;
     # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None
 
@@ -199,12 +199,12 @@ class Fault(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    # Slices of this step's `now`, and of any `beside` that finished since the last step.  Every slice of `now` is
+    # Slices of this step's `now`, and of any `beside` that finished since the last step. Every slice of `now` is
     # reported here or in `failed_sequences`.
     computed: Sequence[Computed] = ()
     # Encoder keys whose embeddings are held from now on.
     encoded: Sequence[str] = ()
-    # Errors by encoder key and by sequence.  Only the users of the failed thing fail.
+    # Errors by encoder key and by sequence. Only the users of the failed thing fail.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
     failed_sequences: Mapping[SequenceId, Fault] = field(default_factory=dict)
     # By encoder key; placed embeddings have none.

@@ -1,8 +1,8 @@
 """Tracks which beginnings of prompts are being loaded from tiers: plain values only.
 
-A *stretch* is a row of whole blocks of one prompt, kept as one entry.  A request asks once, on arrival, for the
+A *stretch* is a row of whole blocks of one prompt, kept as one entry. A request asks once, on arrival, for the
 stretches behind its cached prefix, and waits for the answer; what is loaded goes into ordinary blocks and is found like
-any other.  Knows nothing of tiers, bytes or clocks.  Invariant: a load has one answer and ends for all its waiters at
+any other. Knows nothing of tiers, bytes or clocks. Invariant: a load has one answer and ends for all its waiters at
 once.
 """
 
@@ -39,7 +39,7 @@ class StretchLoads:
         return self.num_blocks_each * self._kv_cache.block_size
 
     def ask(self, state: RequestState, hit: PrefixHit) -> bool:
-        """Ask for stretches behind the hit.  Return whether the sequence must wait for the answer.
+        """Ask for stretches behind the hit. Return whether the sequence must wait for the answer.
 
         Nothing is asked for a sequence that reports its prompt's log-probabilities: no cache has them.
         """
@@ -75,7 +75,7 @@ class StretchLoads:
     def _may_load(self, load: StretchLoad) -> bool:
         """Return whether there is room for the load, or no use in waiting for room.
 
-        Room may be long in coming.  So a sequence that could take pages from running ones, or all that are left, does
+        Room may be long in coming. So a sequence that could take pages from running ones, or all that are left, does
         not wait: whatever finds no block is computed instead.
         """
         before, pool = [*self._under_way, *(come[0] for come in self._came)], self._kv_cache.pool
@@ -95,7 +95,7 @@ class StretchLoads:
             self._fills.append(PageFill(block_id, load.hashes[stretch], place))
 
     def end(self, load: StretchLoad, num_loaded: int) -> list[RequestState]:
-        """End a load that brought `num_loaded` stretches.  Return the sequences that waited and are still alive."""
+        """End a load that brought `num_loaded` stretches. Return the sequences that waited and are still alive."""
         states = [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
         loaded = LoadedTokens(num_loaded * self.num_tokens_each)
         for state in states:

@@ -1,6 +1,6 @@
 """In throughput mode, lets encodings and steps take turns, so that each has the whole machine.
 
-Side by side they would share it, and wait for each other to end.  A turn is one step that computes prompts, or one
+Side by side they would share it, and wait for each other to end. A turn is one step that computes prompts, or one
 round of encodings; neither waits for more than one turn of the other.
 """
 

@@ -21,7 +21,7 @@ UPGRADES = (
 
 @dataclass
 class Asked:
-    """A valid request.  Its path tells the app what to answer, so that each answer belongs to one request only."""
+    """A valid request. Its path tells the app what to answer, so that each answer belongs to one request only."""
 
     name: str
     mode: str

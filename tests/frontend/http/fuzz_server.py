@@ -72,7 +72,7 @@ class FuzzedServer:
         assert not self.logged_faults, "\n".join(self.logged_faults)
 
     def _left(self) -> list[object]:
-        """Return connections, tasks and timers, without the server's own tick.  (uvloop does not tell its timers.)"""
+        """Return connections, tasks and timers, without the server's own tick. (uvloop does not tell its timers.)"""
         state, scheduled = self._server.server_state, list(getattr(self._loop, "_scheduled", ()))
         timers = [each for each in scheduled if not each.cancelled() and "Timeout" not in repr(each)]
         return [*state.connections, *state.tasks, *timers]

@@ -1,6 +1,6 @@
 """Fuzz the HTTP server with any number of connections:  python -m tests.frontend.http.long_fuzz --sessions 5000
 
-Each sends valid requests and at most one invalid thing behind them, in pieces, and may leave at any byte.  Every valid
+Each sends valid requests and at most one invalid thing behind them, in pieces, and may leave at any byte. Every valid
 request has to get its own answer, whole and in order, what is invalid one 4xx, and nothing may be left or logged.
 """
 

@@ -30,7 +30,7 @@ def crops_of_reference(reference: Any, geometry: Geometry, config: ImageProcesso
         config.pan_and_scan_min_ratio_to_activate,
     )
     cut_rows, cut_columns = (reference.pan_and_scan(numbers[None], *options) for numbers in (rows, columns))
-    # The reference cannot resize an empty crop: it fails on the picture.  We leave the crop out.
+    # The reference cannot resize an empty crop: it fails on the picture. We leave the crop out.
     return tuple(
         CropBox(int(xs[0, 0, 0]), int(ys[0, 0, 0]), xs.shape[2], xs.shape[1])
         for ys, xs in zip(cut_rows, cut_columns, strict=True)

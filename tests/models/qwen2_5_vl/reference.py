@@ -79,7 +79,7 @@ def rope_index(
     attention_mask: Tensor | None = None,
     **_others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Call transformers' Qwen2.5-Omni, which has the same rotation.  Qwen2.5-VL's own was correct before version 5.3;
+    """Call transformers' Qwen2.5-Omni, which has the same rotation. Qwen2.5-VL's own was correct before version 5.3;
     since then it places the text after a long film amid the film's times, and the answer after all of them.
     """
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (

@@ -49,7 +49,7 @@ class Access:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> str | None:
-        """Return the caller's key; None if none is required.  Raises AccessError if the caller is not admitted."""
+        """Return the caller's key; None if none is required. Raises AccessError if the caller is not admitted."""
         path = path_within(scope)
         if _CONTROL_CHARACTER.search(path):
             raise NoSuchPathError("no path of this server has control characters", "no_such_path")
@@ -72,7 +72,7 @@ class Access:
         Browsers let any page send whatever a form could, but they state the page's origin.
         """
         origin, allowed = headers.get("origin"), self._allowed_origins
-        # A proxy may have changed the host.  A page cannot set these headers itself: that would need a CORS preflight.
+        # A proxy may have changed the host. A page cannot set these headers itself: that would need a CORS preflight.
         is_behind_proxy = _names_one_host(origin, headers.get("x-forwarded-host"))
         if _is_of_own_page(headers) or is_behind_proxy or headers.get("sec-fetch-site") == "same-origin":
             return
@@ -112,7 +112,7 @@ def _admin_keys(settings: ApiSettings) -> tuple[str, ...]:
 
 
 def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
-    """Return the cache salt to use for a caller's request.  No caller can produce another caller's salt."""
+    """Return the cache salt to use for a caller's request. No caller can produce another caller's salt."""
     if settings.cache_isolation == "none":
         return cache_salt
     key = http.state.api_key
@@ -167,7 +167,7 @@ def _is_of_own_page(headers: Headers) -> bool:
 
 
 def _names_one_host(origin: str | None, host: str | None) -> bool:
-    """Return whether an origin has this host.  Either may leave out the scheme's default port."""
+    """Return whether an origin has this host. Either may leave out the scheme's default port."""
     scheme, mark, own = (origin or "").lower().partition("://")
     port = {"http": ":80", "https": ":443"}.get(scheme, "")
     return bool(mark) and host is not None and own.removesuffix(port) == host.lower().removesuffix(port)

@@ -1,6 +1,6 @@
 """The answer to one HTTP request, whole or as a stream of server-sent events: everything but the shape of its JSON.
 
-A request has one or more prompts, each of which the engine answers `n` times.  Invariant: the reported usage counts
+A request has one or more prompts, each of which the engine answers `n` times. Invariant: the reported usage counts
 exactly the tokens that were sent.
 """
 
@@ -165,7 +165,7 @@ class Answer(AskedPrompts, ABC):
         return body
 
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
-        """Collect all pieces of each choice.  The client has seen none yet, so a lost generation may be restarted."""
+        """Collect all pieces of each choice. The client has seen none yet, so a lost generation may be restarted."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             choices: list[list[AnswerPiece]] = [[] for _ in range(len(self.prompts) * self._num_choices)]
             self._forget_usage()
@@ -185,7 +185,7 @@ class Answer(AskedPrompts, ABC):
     async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
         """Yield the events of a stream.
 
-        The first comes with the first token.  A failure before it is raised; a later one is sent as an event.
+        The first comes with the first token. A failure before it is raised; a later one is sent as an event.
         """
         has_begun = False
         try:
@@ -311,7 +311,7 @@ class Answer(AskedPrompts, ABC):
 
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:
-    """Yield the pieces of all sources in the order in which they arrive.  The first failure ends all sources."""
+    """Yield the pieces of all sources in the order in which they arrive. The first failure ends all sources."""
     arrived = asyncio.Queue[IndexedPiece | Exception | None](MAX_MERGED_PIECES)
     drains = [asyncio.create_task(_drain(source, arrived)) for source in sources]
     num_open = len(drains)

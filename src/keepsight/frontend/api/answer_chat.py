@@ -28,7 +28,7 @@ class ChatAnswer(ChunkedAnswer):
 
     def __init__(self, request: ChatRequest, terms: AnswerTerms) -> None:
         super().__init__(request, terms)
-        # Per choice, when streaming.  The factory does not refer to self: a cycle would keep the prompt until the next
+        # Per choice, when streaming. The factory does not refer to self: a cycle would keep the prompt until the next
         # garbage collection.
         self._make_builder = partial(MessageBuilder, terms.calls, may_think=self._may_think)
         self._builders = defaultdict[int, MessageBuilder](self._make_builder)

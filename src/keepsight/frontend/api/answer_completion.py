@@ -98,7 +98,7 @@ class CompletionAnswer(ChunkedAnswer):
         return Completion(id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage)
 
     def _echoed_tokens(self, number: int, answered: TokenOutput) -> Iterator[_ShownToken]:
-        """Yield the prompt's tokens if the text echoes them.  A special first token that it lacks adds no text."""
+        """Yield the prompt's tokens if the text echoes them. A special first token that it lacks adds no text."""
         if self._written is None:
             return
         first, *others = self.prompts[number].engine_request.token_ids
@@ -117,7 +117,7 @@ class CompletionAnswer(ChunkedAnswer):
             yield _ShownToken(token.token_id, each, token.logprobs)
 
     def _logprobs(self, index: int, tokens: Iterable[_ShownToken]) -> CompletionLogprobs | None:
-        """Return the log-probabilities of tokens that continue a choice.  Tokens of one character share its offset."""
+        """Return the log-probabilities of tokens that continue a choice. Tokens of one character share its offset."""
         if (num_top := self._request.choose_logprobs()) is None:
             return None
         shown = list(tokens)
@@ -137,7 +137,7 @@ class CompletionAnswer(ChunkedAnswer):
 def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
     """Map the tokens' texts to their log-probabilities.
 
-    Tokens may look alike, as parts of characters do.  The first counts: the token itself, or the likeliest.
+    Tokens may look alike, as parts of characters do. The first counts: the token itself, or the likeliest.
     """
     by_token: dict[str, float] = {}
     for each in logprobs:

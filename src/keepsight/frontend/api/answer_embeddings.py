@@ -42,7 +42,7 @@ class EmbeddingsAnswer(AskedPrompts):
         )
 
     async def _ask(self, engine: Engine, index: int, prepared: PreparedRequest, room: asyncio.Semaphore) -> Embedding:
-        """Return the embedding of one prompt.  It comes with the first token, which is the only one."""
+        """Return the embedding of one prompt. It comes with the first token, which is the only one."""
         async with room, aclosing(engine.generate(prepared)) as tokens:
             output = await anext(tokens)
         self._num_cached_tokens += output.num_cached_tokens

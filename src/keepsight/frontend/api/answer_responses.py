@@ -29,9 +29,9 @@ from keepsight.frontend.http.error_response import ErrorResponse
 
 @dataclass(frozen=True, slots=True)
 class KeepCallbacks:
-    """Callbacks that keep one answer.  They do not refer to it: a cycle would hold it until a garbage collection."""
+    """Callbacks that keep one answer. They do not refer to it: a cycle would hold it until a garbage collection."""
 
-    # Called with the response and its items' ids before the final event is sent.  False: it cannot be kept.
+    # Called with the response and its items' ids before the final event is sent. False: it cannot be kept.
     keep: Callable[[bytes, Sequence[str]], Awaitable[bool]]
     # Called at the end of the answer, whatever its outcome.
     end: Callable[[], None]

@@ -1,4 +1,4 @@
-"""The HTTP API: routes, reading of bodies, error responses.  The work of an endpoint is in the modules it calls."""
+"""The HTTP API: routes, reading of bodies, error responses. The work of an endpoint is in the modules it calls."""
 
 import dataclasses
 import logging
@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
 MAX_LARGEST_BODIES = 16
 # Resets under way at once; others wait for them.
 MAX_RESETS = 2
-# Bytes.  Larger bodies that may hold token ids are parsed in a thread: each id is checked, which takes seconds for the
+# Bytes. Larger bodies that may hold token ids are parsed in a thread: each id is checked, which takes seconds for the
 # largest.
 MAX_TOKEN_IDS_ON_LOOP = 2**18
 DEFAULT_SETTINGS = ApiSettings()
@@ -267,7 +267,7 @@ class Api:
     # The server -------------------------------------------------------------------------------------------------
 
     async def health(self, http: Request) -> Response:
-        """Report that the process is alive.  Details of requests and tiers are only for those who may watch."""
+        """Report that the process is alive. Details of requests and tiers are only for those who may watch."""
         shows_all = may_watch(self._settings, http)
         tiers = [
             {
@@ -290,7 +290,7 @@ class Api:
 
     @property
     def _status(self) -> str:
-        """The state that a request would find now.  (A server that is shutting down accepts none.)"""
+        """The state that a request would find now. (A server that is shutting down accepts none.)"""
         if not self._engine.num_engines:
             return "the engine is being started again"
         return "ok" if self._room.has_room else "overloaded"
@@ -329,7 +329,7 @@ def create_app(
 ) -> ASGIApp:
     """Create the ASGI app.
 
-    Without `handles` nothing can be uploaded; without `kept` no request can continue an earlier response.  The pictures
+    Without `handles` nothing can be uploaded; without `kept` no request can continue an earlier response. The pictures
     in `pixel_cache` are shown only if the settings say so.
     """
     api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache)

@@ -30,7 +30,7 @@ class _Begun:
 
 
 class BlockBuilder:
-    """Builds a single answer.  At most one block is open at a time; `blocks` are the finished ones."""
+    """Builds a single answer. At most one block is open at a time; `blocks` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = terms.begin_parsing()
@@ -51,7 +51,7 @@ class BlockBuilder:
             yield from self._end()
 
     def message_end(self, last: AnswerPiece) -> MessageEnd:
-        """Return how the message ends.  An answer cut off within a call does not count as a call."""
+        """Return how the message ends. An answer cut off within a call does not count as a call."""
         if last.finish_reason == "length":
             return MessageEnd(stop_reason="max_tokens")
         if isinstance(self.blocks[-1], ToolUseBlock) and not self._parser.is_amid_arguments:

@@ -33,7 +33,7 @@ _Kind = TypeVar("_Kind", "_Thought", "_Message", "_Call")
 
 
 class ItemBuilder:
-    """Builds a single answer.  At most one item is open at a time; `items` are the finished ones."""
+    """Builds a single answer. At most one item is open at a time; `items` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = terms.begin_parsing()

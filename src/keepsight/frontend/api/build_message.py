@@ -52,7 +52,7 @@ class MessageBuilder:
         )
 
     def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
-        """Return the finish reason.  An answer cut off within a call does not count as a call."""
+        """Return the finish reason. An answer cut off within a call does not count as a call."""
         ends_with_call = self._num_calls > 0 and not self._parser.is_amid_arguments
         if last.finish_reason == "stop" and ends_with_call and not self._terms.is_named:
             return "tool_calls"

@@ -1,6 +1,6 @@
 """Parses tool calls out of an answer: text goes in, split anywhere; events come out as soon as they are certain.
 
-An answer is text, or calls, which in some forms may follow text.  The grammar of the answer ensures that calls are
+An answer is text, or calls, which in some forms may follow text. The grammar of the answer ensures that calls are
 complete, so nothing is checked here: text between two calls, and after the last, has no meaning.
 """
 
@@ -55,7 +55,7 @@ class _Patterns:
 
 
 class CallParser:
-    """Parser of one answer.  `names`: the functions that it may call; if there are none, the answer is text.
+    """Parser of one answer. `names`: the functions that it may call; if there are none, the answer is text.
 
     `types`: what is known of their parameters.
     """

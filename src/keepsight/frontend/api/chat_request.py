@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`.  The shape of its messages is checked by `read_messages`."""
+"""The body of `POST /v1/chat/completions`. The shape of its messages is checked by `read_messages`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -34,7 +34,7 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
     min_pixels: int | None = None
     max_pixels: int | None = None
     size: dict[str, int] | None = None
-    # For films.  The server's limit of frames still holds.
+    # For films. The server's limit of frames still holds.
     fps: float | None = None
     num_frames: int | None = None
     min_frames: int | None = None
@@ -122,7 +122,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
-        """The tools as the chat template sees them.  If none may be called, the model had better not see any."""
+        """The tools as the chat template sees them. If none may be called, the model had better not see any."""
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
 
@@ -201,7 +201,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mapping[str, Any] | None:
-    """Return the variables of the chat template.  Templates of models that need not think read `enable_thinking`."""
+    """Return the variables of the chat template. Templates of models that need not think read `enable_thinking`."""
     return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
 
 

@@ -39,7 +39,7 @@ class ChunkedAnswer(Answer):
         return write_event(ErrorResponse.of(error))
 
     def _prompt_logprobs(self, first: TokenOutput) -> PromptLogprobs | msgspec.UnsetType:
-        """Return `prompt_logprobs` if requested by that name.  `first`: the first token of a prompt's first choice."""
+        """Return `prompt_logprobs` if requested by that name. `first`: the first token of a prompt's first choice."""
         if (num_top := self._request.prompt_logprobs) is None:
             return msgspec.UNSET
         logprobs = first.prompt_logprobs

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 class FairTurns:
     def __init__(self, num_at_once: int) -> None:
         self._num_free = num_at_once
-        # By tenant, the one whose turn is next first.  No queue is empty.
+        # By tenant, the one whose turn is next first. No queue is empty.
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @asynccontextmanager

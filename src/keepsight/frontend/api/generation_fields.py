@@ -26,7 +26,7 @@ from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_KEY_LENGTH = 1024
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-# Values of a mapping.  They are checked by hand, to name the key of a faulty one, which msgspec does not do.
+# Values of a mapping. They are checked by hand, to name the key of a faulty one, which msgspec does not do.
 _Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
 _Text = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "string"})]
 
@@ -82,7 +82,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    # Only requests with the same salt share caches.  A smaller priority goes first.
+    # Only requests with the same salt share caches. A smaller priority goes first.
     cache_salt: str | None = None
     priority: int | None = None
 
@@ -236,6 +236,6 @@ def check_cache_key(key: str | None) -> None:
 
 
 _NAMES = GenerationFields.__struct_fields__
-# Fields that SamplingParams has, too.  Those that several request fields determine are read separately.
+# Fields that SamplingParams has, too. Those that several request fields determine are read separately.
 _SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
 _GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))

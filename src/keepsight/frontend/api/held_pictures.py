@@ -1,6 +1,6 @@
 """The administrator's view of the processor cache: which pictures it holds, how they look, and their pins.
 
-Knows neither who sent them nor how they got there.  Viewing does not count as a use: the eviction order stays the same.
+Knows neither who sent them nor how they got there. Viewing does not count as a use: the eviction order stays the same.
 """
 
 import io

@@ -1,8 +1,8 @@
 """Responses that later requests can continue, with their inputs; shared by all frontends of a server.
 
-Knows neither HTTP nor the contents.  A response belongs to its tenant; to others it does not exist.  Invariant: what a
-tenant holds is within its limit of bytes.  The least recently used response is evicted first; a conversation is used as
-a whole.  The cost of an operation does not depend on how much is held.
+Knows neither HTTP nor the contents. A response belongs to its tenant; to others it does not exist. Invariant: what a
+tenant holds is within its limit of bytes. The least recently used response is evicted first; a conversation is used as
+a whole. The cost of an operation does not depend on how much is held.
 """
 
 import itertools
@@ -74,7 +74,7 @@ class _Known(NamedTuple):
 
 
 class KeptResponses:
-    """Thread-safe.  Methods raise ResponseStoreError if the database fails."""
+    """Thread-safe. Methods raise ResponseStoreError if the database fails."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         """`max_bytes`: limit per tenant."""
@@ -87,7 +87,7 @@ class KeptResponses:
     def keep(
         self, tenant: str, response_id: str, previous: str | None, turn: Turn, item_ids: Iterable[str] = ()
     ) -> bool:
-        """Keep a response.  `item_ids`: the ids of the items in it.
+        """Keep a response. `item_ids`: the ids of the items in it.
 
         Returns False if it could not be continued, as its conversation has no room or has lost a part.
         """
@@ -138,7 +138,7 @@ class KeptResponses:
             return {each.id: self._read(each).response for each in known.values()}
 
     def count_bytes(self, tenant: str, response_id: str, field: str) -> int:
-        """Return the bytes of the conversation that ends with a response.  `field`: the caller's name for it."""
+        """Return the bytes of the conversation that ends with a response. `field`: the caller's name for it."""
         with self._writing():
             return sum(each.num_bytes for each in self._find_conversation(tenant, response_id, field))
 

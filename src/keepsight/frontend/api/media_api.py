@@ -1,7 +1,7 @@
 """`/v1/media`: upload pictures, films, sounds and PDFs once and refer to them by handle; report which tiers hold them,
 and warm or pin them.
 
-Independent of where bytes are stored and how pixels are made.  Each API key is a tenant of its own; without keys all
+Independent of where bytes are stored and how pixels are made. Each API key is a tenant of its own; without keys all
 callers are one tenant.
 """
 

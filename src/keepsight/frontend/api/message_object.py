@@ -10,7 +10,7 @@ from keepsight.frontend.http.error_response import MessagesError
 from keepsight.frontend.prompt.read_tool_calls import parse_arguments
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-# The signature of thinking blocks.  It is never checked here, but clients leave out blocks without one.
+# The signature of thinking blocks. It is never checked here, but clients leave out blocks without one.
 SIGNATURE = "unsigned"
 NO_INPUT = msgspec.Raw(b"{}")
 

@@ -51,7 +51,7 @@ class ChosenTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`disabled` turns thinking off.  Otherwise the model thinks as it does by default, without a budget."""
+    """`disabled` turns thinking off. Otherwise the model thinks as it does by default, without a budget."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None

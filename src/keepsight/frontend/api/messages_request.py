@@ -38,7 +38,7 @@ class MessagesChat(RenamedChat, frozen=True, kw_only=True):
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The part of a request that makes up its prompt.  Null selects a field's default."""
+    """The part of a request that makes up its prompt. Null selects a field's default."""
 
     # `read_blocks` checks the shapes of both.
     messages: Any

@@ -1,6 +1,6 @@
 """Endpoints that report on the server: `/metrics` for Prometheus, and for administrators its state and last requests.
 
-Any frontend reports on all of them.  Engines are not queried: the numbers are in in-memory files, which are read off
+Any frontend reports on all of them. Engines are not queried: the numbers are in in-memory files, which are read off
 the event loop.
 """
 
@@ -37,7 +37,7 @@ RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waitin
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache in one tier, for all engines and modalities.  The prefix cache counts queries and hits in tokens."""
+    """One cache in one tier, for all engines and modalities. The prefix cache counts queries and hits in tokens."""
 
     cache: str
     tier: str

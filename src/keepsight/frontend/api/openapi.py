@@ -317,7 +317,7 @@ def _operate(
     *parameters: Json,
     body: Json | None = None,
 ) -> Operation:
-    """Return an operation.  `content`: of the answer; `parameters`: besides those in the path."""
+    """Return an operation. `content`: of the answer; `parameters`: besides those in the path."""
     answered = {"200": {"description": "Success.", "content": content}}
     operation: Json = {"summary": summary, "responses": answered | _failures(failures)}
     of_path = [

@@ -1,7 +1,7 @@
 """Pins of pixels in the processor cache, by all who may hold one: handles, requests with breakpoints, administrators.
 
-Knows neither HTTP nor how pixels are kept.  Invariant: pixels that were pinned stay so until the last of their holders'
-pins ends, and no longer.  The table in `MediaHandles`, common to all frontends, says who holds what; this process's
+Knows neither HTTP nor how pixels are kept. Invariant: pixels that were pinned stay so until the last of their holders'
+pins ends, and no longer. The table in `MediaHandles`, common to all frontends, says who holds what; this process's
 cache follows it.
 """
 
@@ -42,7 +42,7 @@ class PixelPins:
             self._follow(self._table, media_hash)
 
     def delete(self, holder: PinHolder) -> None:
-        """Delete a handle with its pins.  Raises MediaStoreError and UnknownHandleError."""
+        """Delete a handle with its pins. Raises MediaStoreError and UnknownHandleError."""
         assert self._table is not None
         for media_hash in self._table.delete(*holder):
             self._follow(self._table, media_hash)

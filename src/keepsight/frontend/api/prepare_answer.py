@@ -61,14 +61,14 @@ MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
 MAX_PROMPT_LOGPROBS_IN_ANSWER = 2**16
 # Limit on token ids of prompts, for the same size.
 MAX_TOKEN_IDS_IN_ANSWER = 2**20
-# Out of the 40 threads that all requests share.  Not fewer: most films are already known and do not wait.
+# Out of the 40 threads that all requests share. Not fewer: most films are already known and do not wait.
 MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPreparer:
-    """Prepares answers.  `cache_salt` is the effective salt, which may depend on more than the request's own field."""
+    """Prepares answers. `cache_salt` is the effective salt, which may depend on more than the request's own field."""
 
     preparer: RequestPreparer
     models: ServedModels
@@ -87,7 +87,7 @@ class AnswerPreparer:
         num_bytes: int,
         tenant: str = "",
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
-        """Prepare the answer to a chat.  `num_bytes`: the size of all that the request was read from."""
+        """Prepare the answer to a chat. `num_bytes`: the size of all that the request was read from."""
         little = (
             self.preparer.recognize(request.messages, cache_salt) if _may_prepare_on_loop(request, num_bytes) else None
         )

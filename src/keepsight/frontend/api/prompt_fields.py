@@ -42,7 +42,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return [msgspec.to_builtins(each) for each in self.tools or ()]
 
     def check_one_of(self, name: str) -> None:
-        """Check the fields.  `name`: the field that holds a prompt without messages."""
+        """Check the fields. `name`: the field that holds a prompt without messages."""
         check_refused(self)
         check_tools(self.tools or ())
         if (getattr(self, name) is None) == (self.messages is None):
@@ -52,7 +52,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidArgumentError(each, "applies to messages only, and a prompt has none")
 
     def with_read_messages(self, *, begins_answer: bool = True) -> Self:
-        """Parse the messages.  `begins_answer`: the default for whether the beginning of an answer follows them."""
+        """Parse the messages. `begins_answer`: the default for whether the beginning of an answer follows them."""
         if self.messages is None:
             return self
         is_explicit = self.add_generation_prompt is not None or self.continue_final_message

@@ -1,6 +1,6 @@
 """Reads an upload and its options from a raw body, a form (`multipart/form-data`), or JSON.
 
-Options may also be in the query; those in the body take precedence.  Unknown names are refused.
+Options may also be in the query; those in the body take precedence. Unknown names are refused.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -13,7 +13,7 @@ from keepsight.frontend.prompt.places import NO_PLACES, Places
 class RenamedChat(ChatRequest, frozen=True, kw_only=True):
     places: Places = NO_PLACES
 
-    # The other API's names of fields, by those of a chat.  Longer paths come before their prefixes.
+    # The other API's names of fields, by those of a chat. Longer paths come before their prefixes.
     OWN_NAMES: ClassVar[Mapping[str, str]] = {}
 
     def checked(self) -> Self:

@@ -50,7 +50,7 @@ RequestedForm = tuple[str, str, Any]
 def list_forms(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> list[RequestedForm]:
-    """List all requested forms; more than one is an error.  `guided`: vLLM's older `guided_*` fields, by name."""
+    """List all requested forms; more than one is an error. `guided`: vLLM's older `guided_*` fields, by name."""
     forms = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
     return forms + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 

@@ -93,7 +93,7 @@ class Extras(msgspec.Struct, frozen=True):
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    # The model name in answers.  Tools for vLLM read this field; vLLM may show a path here, which is kept private.
+    # The model name in answers. Tools for vLLM read this field; vLLM may show a path here, which is kept private.
     root: str
     # For an adapter: the model that it is based on.
     parent: str | None = None

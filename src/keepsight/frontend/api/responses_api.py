@@ -130,7 +130,7 @@ class ResponsesApi:
         return self._resolve(tenant, items, field), num_bytes
 
     def _resolve(self, tenant: str, items: list[Any], field: str) -> list[Any]:
-        """Replace references.  `field`: the name of a reference's field, to be formatted with its index."""
+        """Replace references. `field`: the name of a reference's field, to be formatted with its index."""
         wanted = {item["id"] for item in items if _is_reference(item)}
         responses = self._kept.find_responses(tenant, wanted).values() if wanted else ()
         outputs = (_response_decoder.decode(each).output for each in responses)

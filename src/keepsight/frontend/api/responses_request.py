@@ -120,7 +120,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 raise UnsupportedFieldError(name, "needs --response-quota-mb: this server keeps no responses")
 
     def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
-        """Convert to a chat request.  `before`: the items of the conversation that it continues."""
+        """Convert to a chat request. `before`: the items of the conversation that it continues."""
         effort = None if self.reasoning is None else self.reasoning.effort
         variables = choose_variables(self.chat_template_kwargs, effort)
         conversation, places = read_items(self.input, self.instructions, before, variables)

@@ -1,4 +1,4 @@
-"""The web pages: a chat at `/`, and at `/dashboard` what the server holds and has done.  Static files that need only
+"""The web pages: a chat at `/`, and at `/dashboard` what the server holds and has done. Static files that need only
 each other and the API.
 
 Unlike the API, the files are open to anyone who can reach the server: they disclose nothing.

@@ -12,7 +12,7 @@ from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 class TokenizeRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # Same as in completion requests.
     prompt: str | None = None
-    # For `prompt`: false leaves out the token that prompts begin with.  A chat template writes its own.
+    # For `prompt`: false leaves out the token that prompts begin with. A chat template writes its own.
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 

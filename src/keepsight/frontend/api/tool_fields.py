@@ -168,7 +168,7 @@ def _find_types(tools: Sequence[Tool], names: Sequence[str], form: CallForm) -> 
 
 
 def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:
-    """Return the chosen names, each once.  `field`: the name's field, to be formatted with its index."""
+    """Return the chosen names, each once. `field`: the name's field, to be formatted with its index."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
             reason = f"is {tool.function.name!r}, which is not a tool's name: {_list_names(names)}"
@@ -187,7 +187,7 @@ def _name_field(index: int) -> str:
 
 
 def _write_schema(index: int, function: Function, terms: CallTerms, *, is_free: bool) -> Schema:
-    """Return a function's schema for llguidance.  `is_free`: arguments keep their names but may have any values."""
+    """Return a function's schema for llguidance. `is_free`: arguments keep their names but may have any values."""
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):

@@ -3,7 +3,7 @@
 import msgspec
 
 _encode = msgspec.json.Encoder().encode
-# Line breaks of Unicode, which JSON need not escape.  By the standard they end no line of an event stream, but many
+# Line breaks of Unicode, which JSON need not escape. By the standard they end no line of an event stream, but many
 # clients split lines as Python's `str.splitlines` does (httpx's `iter_lines`), and would cut an event there.
 _BREAKS = {each.encode(): f"\\u{ord(each):04x}".encode() for each in "\x85\u2028\u2029"}
 

@@ -1,4 +1,4 @@
-"""Decodes a JSON body into a struct.  Errors name the field at fault, known or not."""
+"""Decodes a JSON body into a struct. Errors name the field at fault, known or not."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ Refused = Annotated[Any, msgspec.Meta(description="Not supported: only values wi
 NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
 # Each value needs a comma, a bracket or a colon, and becomes an object of 50 bytes or more before it can be checked; no
-# other request is served meanwhile.  Those in strings count too, so the limits leave room for those of any prompt.
+# other request is served meanwhile. Those in strings count too, so the limits leave room for those of any prompt.
 # Token ids are cheap, and may be many; a member of an object takes 30 times as long.
 MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18, b":": 2**20}
 # Bytes to scan at a time: they stay in the processor's cache.
@@ -52,7 +52,7 @@ class BodyDecoder(Generic[Body]):
 
 
 def convert(value: object, kind: type[_Kind], place: str) -> _Kind:
-    """Return a part of a body that was decoded without types as one of this type.  `place`: its path."""
+    """Return a part of a body that was decoded without types as one of this type. `place`: its path."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:

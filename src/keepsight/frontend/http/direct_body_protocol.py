@@ -20,21 +20,21 @@ from keepsight.frontend.http.slow_client_limits import (
 )
 from keepsight.frontend.http.tcp_info import has_left
 
-# Each header costs some hundred bytes and a microsecond or two, however short.  Clients send ten, proxies add some.
+# Each header costs some hundred bytes and a microsecond or two, however short. Clients send ten, proxies add some.
 MAX_HEADERS = 256
 TOO_MANY = f"there are more than {MAX_HEADERS} headers"
 # A body is read directly if at least MIN_DIRECT_BYTES are left, and once enough has arrived for its length to be
 # believed: a client that stalls holds at most BELIEVED_RATIO times the memory of what it sent.
 MIN_DIRECT_BYTES = 256 * 1024
 BELIEVED_RATIO = 32
-# Requests of one connection that wait for those before them: clients that pipeline at all send a few.  A piece of
+# Requests of one connection that wait for those before them: clients that pipeline at all send a few. A piece of
 # PIECE_BYTES may hold some more.
 MAX_PIPELINED = 32
 PIECE_BYTES = 1024
 END_OF_HEAD = b"\r\n\r\n"
 # How often to look whether a client has left from which nothing is read for now.
 SECONDS_BETWEEN_LOOKS = 1.0
-# Of what a client still sends after the last answer: more than two of the largest bodies that the default allows.  It
+# Of what a client still sends after the last answer: more than two of the largest bodies that the default allows. It
 # may send on while it reads its answers.
 MAX_DROPPED_BYTES = 2**28
 # Bytes of a waiting request's body that are read in search of the end of the connection.
@@ -67,7 +67,7 @@ class _AnswersTransport:
 
 
 class DirectBodyProtocol(SlowClientLimits, Connection):
-    """Writes bodies directly to their destination.  (With h11 each piece is passed on separately.)"""
+    """Writes bodies directly to their destination. (With h11 each piece is passed on separately.)"""
 
     recognizes_bodies = True
     # Attributes of uvicorn's protocol.

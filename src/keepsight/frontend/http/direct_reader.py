@@ -1,7 +1,7 @@
 """Reads the rest of a large body from its connection directly into its destination.
 
 An HTTP parser is given copies of what was read, and passes on copies of these, which costs several times as much as
-reading.  This reader knows nothing of HTTP but how many bytes the body has left, and never reads beyond them.
+reading. This reader knows nothing of HTTP but how many bytes the body has left, and never reads beyond them.
 """
 
 import asyncio

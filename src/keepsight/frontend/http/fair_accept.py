@@ -1,7 +1,7 @@
 """Lets several processes accept on one socket, each one connection at a time, so that all of them get some.
 
 By default an event loop accepts all pending connections as soon as it wakes: of 64 connections at once, two of four
-processes got none.  Here a busy process comes late and gets fewer.
+processes got none. Here a busy process comes late and gets fewer.
 """
 
 import asyncio

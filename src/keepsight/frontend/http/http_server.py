@@ -1,7 +1,7 @@
 """uvicorn, hardened for the open internet: no client can hold a connection by being slow.
 
 The headers of a request are limited in time and size, and a client that does not read its answer is cut off
-(`slow_client_limits`).  (`read_body` limits bodies.)
+(`slow_client_limits`). (`read_body` limits bodies.)
 """
 
 import logging
@@ -16,8 +16,8 @@ from keepsight.frontend.http.direct_body_protocol import DirectBodyProtocol
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.slow_client_limits import SlowClientLimits
 
-# Clients keep an idle connection for 5 seconds to a minute, load balancers for a minute.  The side that sends requests
-# has to close it, or a request meets a connection that was just closed, and is lost.  uvicorn's default of 5 seconds
+# Clients keep an idle connection for 5 seconds to a minute, load balancers for a minute. The side that sends requests
+# has to close it, or a request meets a connection that was just closed, and is lost. uvicorn's default of 5 seconds
 # equals httpx's.
 IDLE_SECONDS = 75
 # Messages that strangers could fill the log with.
@@ -34,7 +34,7 @@ SUPPRESSED_LOG_MESSAGES = frozenset(
 
 
 def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> FairAcceptServer:
-    """Create the server.  `on_refused` is called for each 4xx that the app does not see."""
+    """Create the server. `on_refused` is called for each 4xx that the app does not see."""
     for name in ("asyncio", "uvicorn.error"):
         logging.getLogger(name).addFilter(_is_not_suppressed)
     base = DirectBodyProtocol if hasattr(AutoHTTPProtocol, "on_body") else SlowClientLimits

@@ -16,7 +16,7 @@ from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverload
 from keepsight.frontend.http.waiting_room import WaitingRoom
 
 # An ASGI extension: a function that has received and future data put into a `Body`; a message follows when the body is
-# complete.  It returns False if nothing more comes and the next message is already there.
+# complete. It returns False if nothing more comes and the next message is already there.
 COLLECT_BODY = "keepsight.collect_body"
 # The slowest rate, over each pause that a client may make: a few bytes now and then would hold a place for days.
 MIN_BYTES_PER_SECOND = 240
@@ -26,7 +26,7 @@ MIN_BYTES_PER_SECOND = 240
 async def reading_body(
     http: Request, room: WaitingRoom, max_bytes: int, pause_seconds: float
 ) -> AsyncGenerator[bytearray | memoryview, None]:
-    """Read the body.  Its room stays taken until the context exits, as what is made from it is about as large."""
+    """Read the body. Its room stays taken until the context exits, as what is made from it is about as large."""
     _check_headers(http, max_bytes)
     room.refuse_if_full()  # rather than when all of the body has come
     body = Body(room, max_bytes)
@@ -38,7 +38,7 @@ async def reading_body(
 
 
 class Body:
-    """A body being received.  Filling it never raises, as others than its reader do so; `raise_fault` does."""
+    """A body being received. Filling it never raises, as others than its reader do so; `raise_fault` does."""
 
     def __init__(self, room: WaitingRoom, max_bytes: int) -> None:
         self._room, self._max_bytes = room, max_bytes
@@ -54,7 +54,7 @@ class Body:
         return self._added if self._reserved is None else self._reserved
 
     def try_add(self, piece: bytes | bytearray) -> bool:
-        """Append a piece.  Return False if no more is wanted, which the reader is to be told at once."""
+        """Append a piece. Return False if no more is wanted, which the reader is to be told at once."""
         if self._is_closed or self._fault is not None:
             return False
         try:
@@ -91,7 +91,7 @@ class Body:
             raise self._fault
 
     def close(self) -> None:
-        """Release the memory and the room.  Data may still arrive afterwards, and is dropped."""
+        """Release the memory and the room. Data may still arrive afterwards, and is dropped."""
         self._is_closed = True
         self._room.give_back_bytes(len(self.content))
         self._added, self._reserved = bytearray(), None

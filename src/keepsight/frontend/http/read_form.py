@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from keepsight.errors import InvalidArgumentError
 
 MAX_PARTS = 8
-# Limit on the headers of a part; the rest is ignored.  A name of 500 letters, written twice, has room.
+# Limit on the headers of a part; the rest is ignored. A name of 500 letters, written twice, has room.
 MAX_HEAD_BYTES = 8192
 # A parameter of a header: a name, and its value with quotes or without.
 _PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
@@ -73,7 +73,7 @@ def _read_headers(head: bytes) -> dict[str, str]:
 
 
 def _filename_of(parameters: Mapping[str, str]) -> str | None:
-    """Return the filename, without folders that some clients add.  Non-ASCII names may be encoded as in RFC 5987."""
+    """Return the filename, without folders that some clients add. Non-ASCII names may be encoded as in RFC 5987."""
     name = parameters.get("filename")
     if "filename*" in parameters:
         charset, _, value = parameters["filename*"].partition("'")

@@ -26,7 +26,7 @@ SECONDS_BETWEEN_LOOKS = 0.5
 class Deadline:
     """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
 
-    At most one timer runs at a time.  While it does, nothing may be written, unless the kernel tells what was read:
+    At most one timer runs at a time. While it does, nothing may be written, unless the kernel tells what was read:
     what is left would tell nothing.
     """
 

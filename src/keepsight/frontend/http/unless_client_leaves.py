@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Return the result of `work`.  If the client disconnects, cancel it, and raise ClientDisconnect once it has ended.
+    """Return the result of `work`. If the client disconnects, cancel it, and raise ClientDisconnect once it has ended.
 
     The body must have been read: from then on `receive` returns nothing but the disconnect.
     """

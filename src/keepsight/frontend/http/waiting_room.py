@@ -1,8 +1,8 @@
 """Limits how many requests may wait for an answer at once, and how many bytes their bodies may have together.
 
 A request that finds no room is refused at once: a client that tries elsewhere, or again, is better off than one in a
-growing queue.  It waits from when its body is complete: before that only its bytes count, or a few clients that send
-slowly would keep others out.  Used on one event loop, so it needs no lock.
+growing queue. It waits from when its body is complete: before that only its bytes count, or a few clients that send
+slowly would keep others out. Used on one event loop, so it needs no lock.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ class WaitingRoom:
         self.num_bytes += num_bytes
 
     def try_reserve_bytes(self, num_bytes: int) -> bool:
-        """Take room for a body by its stated length, or return False.  Half of the room is left to arrived data."""
+        """Take room for a body by its stated length, or return False. Half of the room is left to arrived data."""
         if self.num_bytes + num_bytes > self._max_bytes // 2:
             return False
         self.num_bytes += num_bytes

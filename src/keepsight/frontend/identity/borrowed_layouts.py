@@ -1,6 +1,6 @@
 """Layouts of pictures in the prompts of a borrowed model, by size: requested once from its processor and kept.
 
-Knows sizes, not pictures.  Invariant: a caller whose size is known never waits for another.
+Knows sizes, not pictures. Invariant: a caller whose size is known never waits for another.
 """
 
 from keepsight.borrowed import BorrowedProcessor

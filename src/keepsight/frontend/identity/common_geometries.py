@@ -1,7 +1,7 @@
 """Geometries of pictures, films and sounds by given name, for all frontends of a server and those that start later.
 
 A table in shared memory, in which a name has one of the few places of its bucket: the last names of each bucket are
-kept, and other names' pictures have to be sent again.  Lock-free; an entry that is read while it is written counts as
+kept, and other names' pictures have to be sent again. Lock-free; an entry that is read while it is written counts as
 absent, and of two names that are put into one bucket at the same moment one may be lost.
 """
 

@@ -1,6 +1,6 @@
 """The media hash: one name for everything that the embeddings of a picture, a crop, a moment or a sound depend on.
 
-Nothing is decoded for it, except PIL images that were opened without being loaded.  The hashed bytes are an unambiguous
+Nothing is decoded for it, except PIL images that were opened without being loaded. The hashed bytes are an unambiguous
 encoding: every value is tagged with its type and framed by its length, so that different values have different hashes,
 and content, uuids and EXIF identities can never be mistaken for one another.
 """
@@ -89,8 +89,8 @@ def hash_content_for_tenant(
 
 
 def hash_client_uuid(uuid: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
-    """Hash a uuid that stands for the content because the client says so.  No content and no other tenant's uuid has
-    this name.  A client may use one uuid for a picture, a film, a sound and the embeddings of any.
+    """Hash a uuid that stands for the content because the client says so. No content and no other tenant's uuid has
+    this name. A client may use one uuid for a picture, a film, a sound and the embeddings of any.
     """
     return hash_values(algorithm, client_uuid=uuid, modality=modality, cache_salt=cache_salt)
 
@@ -117,7 +117,7 @@ class MediaHasher:
         self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
 
     def hash_parts(self, content: str, geometry: Geometry, parts: Iterable[Part]) -> Iterator[str]:
-        """Yield a name for each part of a picture or a film.  The part None is the whole, as for a sound."""
+        """Yield a name for each part of a picture or a film. The part None is the whole, as for a sound."""
         film: str | None = None
         for part in parts:
             if not isinstance(part, Moment):
@@ -143,7 +143,7 @@ class MediaHasher:
 
 @lru_cache(maxsize=256)
 def _hash_terms(algorithm: str, model_id: str, config: PartConfig, cache_salt: str | None, modality: Modality) -> str:
-    """Hash the terms that most requests share.  Cached: apart from the content, they are the slowest part of a name."""
+    """Hash the terms that most requests share. Cached: apart from the content, they are the slowest part of a name."""
     return hash_values(
         algorithm,
         # Two algorithms whose digests are equally long must not give the same name.

@@ -30,7 +30,7 @@ class DocumentIdentifier:
         self._looks = SingleFlight(known.get_and_update, known.put_if_fits)
 
     def pages_of(self, part: PicturePart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
-        """Yield each page as a picture, and the text on it.  `part` has been fetched."""
+        """Yield each page as a picture, and the text on it. `part` has been fetched."""
         content, field = part.source, part.field
         if not isinstance(content, bytes):
             raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")

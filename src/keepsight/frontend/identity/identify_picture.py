@@ -1,7 +1,7 @@
 """Identifies a picture, film or sound before it is decoded: finds its geometry, and its name in every cache.
 
 It is named by its content or, in place of the content, by a *given name*: the client's uuid, or its EXIF ImageID where
-that is trusted.  Nobody verifies given names, so invariant: a given name is no content's alias, and has none.
+that is trusted. Nobody verifies given names, so invariant: a given name is no content's alias, and has none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,7 +134,7 @@ class NamedPicture:
         return map(self._known.canonical_name, self.parts)
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
-        """Record the pixels of a part.  Other content with the same pixels goes by the same name from then on.
+        """Record the pixels of a part. Other content with the same pixels goes by the same name from then on.
 
         A uuid stays bound from then on, whatever becomes of the request that brought it.
         """

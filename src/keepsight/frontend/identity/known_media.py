@@ -1,7 +1,7 @@
 """Knowledge from earlier requests: which names mean the same pixels, and the geometries of media.
 
-Knows neither pictures nor pixels, only digests of them.  Anything may be forgotten at any moment, the least recently
-used first, and is then learned again.  Invariant: a name that has aliases is not an alias itself.
+Knows neither pictures nor pixels, only digests of them. Anything may be forgotten at any moment, the least recently
+used first, and is then learned again. Invariant: a name that has aliases is not an alias itself.
 """
 
 import threading

@@ -1,6 +1,6 @@
 """Shares looks at media that take a decoder or a checkpoint's own processor: one look for concurrent and later callers.
 
-Knows neither what is looked at nor who keeps it.  A failure is raised for all waiting callers; later ones try again.
+Knows neither what is looked at nor who keeps it. A failure is raised for all waiting callers; later ones try again.
 """
 
 import threading
@@ -26,7 +26,7 @@ class SingleFlight(Generic[K, V]):
             return self._recall(key) is not None
 
     def get_or_compute(self, key: K, field: str, look: Callable[[], V]) -> V:
-        """Return the known value, or look once for all waiting callers.  `field` is the caller's name for it."""
+        """Return the known value, or look once for all waiting callers. `field` is the caller's name for it."""
         with self._lock:
             if (known := self._recall(key)) is not None:
                 return known

@@ -1,8 +1,8 @@
 """Limits on the cost of parsing a picture's header, checked before and while Pillow reads it.
 
 Headers are parsed in the frontend, and Pillow's parsers stop only at the end of the file: each of millions of empty
-segments costs an iteration in Python, and a few kilobytes can expand to gigabytes.  No real picture comes near the
-limits.  This module knows where costly parts are, not what they mean: Pillow reports any other fault of a header.
+segments costs an iteration in Python, and a few kilobytes can expand to gigabytes. No real picture comes near the
+limits. This module knows where costly parts are, not what they mean: Pillow reports any other fault of a header.
 """
 
 import io
@@ -62,13 +62,13 @@ class CountedFile(io.BytesIO):
 
 
 def check_header(data: bytes, format_: str, field: str) -> None:
-    """Refuse a header that is too costly to parse.  Call this before Pillow opens the file."""
+    """Refuse a header that is too costly to parse. Call this before Pillow opens the file."""
     if format_ in _CHECKS:
         _CHECKS[format_](data, field)
 
 
 def check_exif(image: Image.Image, field: str) -> None:
-    """Refuse EXIF data that is too large.  Call this before it is parsed."""
+    """Refuse EXIF data that is too large. Call this before it is parsed."""
     for name in ("exif", "Raw profile type exif"):
         _check("bytes of EXIF", len(image.info.get(name) or ""), MAX_EXIF_BYTES, field)
 

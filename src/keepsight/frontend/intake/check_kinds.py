@@ -1,6 +1,6 @@
 """Checks whether a model takes the media a client sends (pictures, films, sounds), and detects a file's kind.
 
-Kinds are detected by a file's first bytes.  Clients that send the wrong kind are told what to send instead.
+Kinds are detected by a file's first bytes. Clients that send the wrong kind are told what to send instead.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ def guess_kind(content: bytes, field: str, processor: ProcessorConfig, max_pixel
 
 
 def looks_like_a_document(content: bytes) -> bool:
-    """Return whether a file of unstated kind is a PDF.  It may begin with other bytes, such as a byte order mark."""
+    """Return whether a file of unstated kind is a PDF. It may begin with other bytes, such as a byte order mark."""
     if not may_be_a_document(content):
         return False
     return find_format(content) is None and not looks_like_a_film(content) and not looks_like_a_sound(content)

@@ -1,6 +1,6 @@
 """Connections to origin servers: one for each request, closed when its answer was read or is no longer wanted.
 
-None is used again.  What an origin sends beyond an answer is thus never taken for the next one, perhaps of another
+None is used again. What an origin sends beyond an answer is thus never taken for the next one, perhaps of another
 tenant, and no request meets a connection that its server is about to close.
 """
 

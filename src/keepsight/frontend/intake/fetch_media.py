@@ -8,7 +8,7 @@ _LONGEST_SCHEME = 20
 
 
 def scheme_of(url: str) -> str | None:
-    """Return the scheme in lower case, or None if this is no URL.  The rest may be megabytes and is not examined."""
+    """Return the scheme in lower case, or None if this is no URL. The rest may be megabytes and is not examined."""
     scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
     return scheme.lower() if colon and scheme == scheme.strip() else None
 

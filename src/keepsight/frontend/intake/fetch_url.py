@@ -1,6 +1,6 @@
 """A single download: follows and checks redirects, limits size and time, decompresses nothing.
 
-Knows nothing of caches, and nothing of requests except their URLs.  Every failure is raised as a UrlFault.
+Knows nothing of caches, and nothing of requests except their URLs. Every failure is raised as a UrlFault.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class Fetched:
 
 
 class UrlFetcher:
-    """Belongs to the event loop in which it is first used.  Uses no proxy, whatever the environment says."""
+    """Belongs to the event loop in which it is first used. Uses no proxy, whatever the environment says."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class UrlFetcher:
             logger.warning("%s: pictures' URLs are asked for without a proxy", ", ".join(set_))
 
     async def fetch(self, url: str, known: Validators | None = None) -> Fetched:
-        """Download a URL.  `known` has the validators of a version that the caller already holds."""
+        """Download a URL. `known` has the validators of a version that the caller already holds."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._follow(parse_web_url(url), known)
@@ -180,7 +180,7 @@ def _report_unreadable(variable: str, paths: Iterable[str], read: Callable[[str]
 
 
 def _describe_error(error: BaseException) -> str:
-    """Describe a failure.  A certificate error is quoted, as at most it names the host that was asked for."""
+    """Describe a failure. A certificate error is quoted, as at most it names the host that was asked for."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"
     words = next(

@@ -1,6 +1,6 @@
 """Reads an origin's caching headers: for how long a response is fresh, and how to revalidate it.
 
-Only explicit directives count: a response without max-age is revalidated each time.  No credentials and no cookies are
+Only explicit directives count: a response without max-age is revalidated each time. No credentials and no cookies are
 ever sent, and always the same headers, so `private` and `Vary` change nothing, except that `Vary: *` is never fresh.
 """
 
@@ -25,7 +25,7 @@ class Freshness:
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """The origin's identifiers of a version.  They belong to the URL that sent them, not to one before a redirect."""
+    """The origin's identifiers of a version. They belong to the URL that sent them, not to one before a redirect."""
 
     url: str
     etag: str | None

@@ -1,7 +1,7 @@
 """Uploaded pictures, films, sounds and PDFs, their bytes and metadata; each is named by a handle until it expires.
 
-Shared by all frontends of a server, as is the table of who pins which pixels.  Knows neither HTTP nor the
-pixels themselves.  A handle belongs to its tenant; to others it does not exist.
+Shared by all frontends of a server, as is the table of who pins which pixels. Knows neither HTTP nor the
+pixels themselves. A handle belongs to its tenant; to others it does not exist.
 Invariants: each tenant stays within its quota, in bytes and in number, and nothing expired is ever found; handles live
 as long as promised however the wall clock is set; a new id is greater than all existing ones, so that listing can
 continue after an id that has since been deleted.
@@ -27,7 +27,7 @@ _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{16}})[0-9a-f]{{32}}")
 # Greater than every id, and not an id itself.
 _LAST_ID = f"{ID_PREFIX}~"
 DEFAULT_TTL_SECONDS = 3600.0
-# Contents have a table of their own: in `media` they would be rewritten with each update of a counter.  `expires` and
+# Contents have a table of their own: in `media` they would be rewritten with each update of a counter. `expires` and
 # `pinned_until` are times of the monotonic clock, which all processes share; `ahead` is added to show them.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS media (
@@ -77,7 +77,7 @@ class FileLabel:
 
 @dataclass(frozen=True, slots=True)
 class MediaHandle:
-    """An upload without its bytes.  The fields are named like the columns of the table `media`."""
+    """An upload without its bytes. The fields are named like the columns of the table `media`."""
 
     id: str
     sha256: str
@@ -125,7 +125,7 @@ class MediaQuota:
 
 
 class MediaHandles:
-    """The store of uploads.  May be used from several threads."""
+    """The store of uploads. May be used from several threads."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class MediaHandles:
         num_pages: int = 0,
         label: FileLabel = NO_LABEL,
     ) -> MediaHandle:
-        """Store an upload.  Raises MediaQuotaError if it exceeds the quota: no unexpired upload is evicted."""
+        """Store an upload. Raises MediaQuotaError if it exceeds the quota: no unexpired upload is evicted."""
         size = geometry.width, geometry.height, geometry.num_samples, num_pages
         names = label.filename, label.media_type, label.purpose
         digest = hashlib.sha256(content).hexdigest()
@@ -241,7 +241,7 @@ class MediaHandles:
             return self._find(tenant, media_id, "id")
 
     def note_use(self, media_id: str, *, was_spared: bool) -> None:
-        """Count a use by a request; `was_spared` if nothing had to be made for it.  Ignored if the handle is gone."""
+        """Count a use by a request; `was_spared` if nothing had to be made for it. Ignored if the handle is gone."""
         with self._writing():
             self._database.execute(
                 "UPDATE media SET num_uses = num_uses + 1, num_spared = num_spared + ? WHERE id = ?",

@@ -1,6 +1,6 @@
 """Fetches the bytes of all media of a request: objects, `data:`, `file:`, `http:` and `https:` URLs.
 
-A server awaits the downloads (`download`) before the request occupies a thread; `LLM` simply waits for them.  May be
+A server awaits the downloads (`download`) before the request occupies a thread; `LLM` simply waits for them. May be
 used from several threads.
 """
 
@@ -49,7 +49,7 @@ class MediaIntake:
         self._limits.check_count(parts)
 
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
-        """Return the parts that have to be downloaded.  Refuses parts that may not be sent, before any download."""
+        """Return the parts that have to be downloaded. Refuses parts that may not be sent, before any download."""
         self.check_count(parts)
         self._check_embeds(parts)
         return [part for part in parts if _scheme_of(part) in ("http", "https")]
@@ -66,13 +66,13 @@ class MediaIntake:
         return self._limits.count_bytes()
 
     async def download(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
-        """Download parts for `fetch_all`.  May be awaited in any event loop."""
+        """Download parts for `fetch_all`. May be awaited in any event loop."""
         return await asyncio.wrap_future(self._downloads.start(_by_url(remote), cache_salt))
 
     def fetch_all(
         self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> list[PicturePart]:
-        """Return the parts with bytes in place of URLs.  Downloads URLs that are not in `downloaded`.
+        """Return the parts with bytes in place of URLs. Downloads URLs that are not in `downloaded`.
 
         Nothing is read any more once the request's media have more bytes than all may have.
         """
@@ -166,7 +166,7 @@ def _named_as(held: HeldFile, part: PicturePart) -> PicturePart:
 
 
 def _scheme_of(part: PicturePart) -> str | None:
-    """Return the scheme of the part's URL.  Embeddings are never fetched: they are always in the request itself."""
+    """Return the scheme of the part's URL. Embeddings are never fetched: they are always in the request itself."""
     if part.modality == "image_embeds" or not isinstance(part.source, str):
         return None
     return scheme_of(part.source)

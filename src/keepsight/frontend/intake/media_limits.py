@@ -30,7 +30,7 @@ class MediaLimits:
         )
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
-        """Check the number of each kind.  Media of earlier turns count, crops do not."""
+        """Check the number of each kind. Media of earlier turns count, crops do not."""
         for kind, what in SEVERAL.items():
             own = [part for part in parts if part.kind == kind]
             most = self.max_number.get(kind, len(own))

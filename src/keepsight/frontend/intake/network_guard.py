@@ -89,7 +89,7 @@ class NetworkGuard:
         allowed_networks: Iterable[str] = (),
         resolve: Resolve = resolve_host,
     ) -> None:
-        """If `allowed_domains` is None, any may be reached.  `allowed_networks` need not be public."""
+        """If `allowed_domains` is None, any may be reached. `allowed_networks` need not be public."""
         self._domains = None if allowed_domains is None else frozenset(map(to_ascii_host, allowed_domains))
         self._networks: list[Network] = [ip_network(network) for network in allowed_networks]
         self._resolve = resolve
@@ -100,7 +100,7 @@ class NetworkGuard:
 
     async def find_addresses(self, host: str, port: int) -> list[str]:
         """Return the addresses to connect to; raise UrlFault if it has none, or one that is not allowed."""
-        # One fault for both, as clients must not learn the names of the internal network.  The log tells which it was.
+        # One fault for both, as clients must not learn the names of the internal network. The log tells which it was.
         fault = UrlFault(MediaRefusedError, f"the host {host[:80]} was not found on the public internet")
         try:
             addresses = await self._resolve(host, port)
@@ -142,7 +142,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to a checked address.  The request and the certificate check still use the host name."""
+        """Connect to a checked address. The request and the certificate check still use the host name."""
         seconds = ATTEMPT_SECONDS if timeout is None else min(timeout, ATTEMPT_SECONDS)
         return await race_addresses(
             await self._guard.find_addresses(host, port),

@@ -1,7 +1,7 @@
 """Opens the bytes of a film or a sound with PyAV, without decoding them.
 
 Untrusted files reach ffmpeg here, which reads several hundred formats, some of which refer to other files and
-addresses.  So the caller chooses the demuxer by the first bytes, among formats that consist of one file; nothing else
+addresses. So the caller chooses the demuxer by the first bytes, among formats that consist of one file; nothing else
 can be opened; and only the decoders that the caller names are allowed.
 """
 
@@ -29,7 +29,7 @@ _MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"
 def open_container(
     data: bytes, format_: str, decoders: Sequence[str], field: str, kind: str
 ) -> Iterator["InputContainer"]:
-    """Open a file of this `kind` (film or sound).  ffmpeg's errors in the `with` block are raised as errors of ours."""
+    """Open a file of this `kind` (film or sound). ffmpeg's errors in the `with` block are raised as errors of ours."""
     av = _import_av(field, kind)
     options = {
         "format_whitelist": format_,

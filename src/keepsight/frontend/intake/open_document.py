@@ -27,7 +27,7 @@ _alone = threading.Lock()
 
 
 def may_be_a_document(data: bytes) -> bool:
-    """Return whether this can be read as a PDF.  Files of other kinds may contain the same bytes by chance."""
+    """Return whether this can be read as a PDF. Files of other kinds may contain the same bytes by chance."""
     return b"%PDF-" in data[:_MAX_BYTES_BEFORE]
 
 

@@ -53,7 +53,7 @@ def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["Input
 
 
 def looks_like_a_film(data: bytes) -> bool:
-    """Return whether this is a film and nothing else.  GIFs may be pictures; files of MP4 boxes pictures or sounds."""
+    """Return whether this is a film and nothing else. GIFs may be pictures; files of MP4 boxes pictures or sounds."""
     return _find_format(data) not in (None, "gif") and brand_of(data) not in _BRANDS_OF_PICTURES | BRANDS_OF_SOUNDS
 
 

@@ -40,7 +40,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM
 def open_picture(data: bytes, field: str) -> ImageFile.ImageFile:
     """Open a picture like `Image.open`, but without its guard against large pictures, which does not warn the client.
 
-    Our guard is `max_pixels`.  The header may cost no more than `check_header` allows, so the picture cannot
+    Our guard is `max_pixels`. The header may cost no more than `check_header` allows, so the picture cannot
     be decoded: that takes more reads.
     """
     format_ = _format_of(data, field)
@@ -65,7 +65,7 @@ def _format_of(data: bytes, field: str) -> str:
 
 
 def brand_of(data: bytes) -> bytes:
-    """Return what a file of MP4 boxes says it is: a picture, a film or a sound.  Empty for other files."""
+    """Return what a file of MP4 boxes says it is: a picture, a film or a sound. Empty for other files."""
     return data[8:12] if data[4:8] == b"ftyp" else b""
 
 
@@ -79,7 +79,7 @@ def find_format(data: bytes) -> str | None:
 
 
 def hint_for_text(data: bytes) -> str:
-    """Return how to go on with text that is in a file's place.  (Not the text: a URL must not make it readable.)"""
+    """Return how to go on with text that is in a file's place. (Not the text: a URL must not make it readable.)"""
     if not looks_like_text(data):
         return ""
     beginning = data[:1024].removeprefix(codecs.BOM_UTF8).lstrip().lower()
@@ -91,7 +91,7 @@ def hint_for_text(data: bytes) -> str:
 
 
 def looks_like_text(data: bytes) -> bool:
-    """Return whether the beginning of the data is text.  It may end within a multi-byte character."""
+    """Return whether the beginning of the data is text. It may end within a multi-byte character."""
     try:
         beginning = codecs.getincrementaldecoder("utf-8-sig")().decode(data[:1024])
     except UnicodeDecodeError:

@@ -1,6 +1,6 @@
 """Decodes the bytes of a sound that is no plain WAV with PyAV: selects its stream, and yields its pieces one by one.
 
-Formats are recognized by their first bytes, and the decoders are those of common music and speech files.  From a film,
+Formats are recognized by their first bytes, and the decoders are those of common music and speech files. From a film,
 the sound is taken.
 """
 

@@ -1,6 +1,6 @@
 """Pictures that are numpy arrays or torch tensors of this process: which are accepted, and how their axes are read.
 
-Tensors are recognized by their methods, so that torch is not imported.  The arrays that `try_freeze_array` returns are
+Tensors are recognized by their methods, so that torch is not imported. The arrays that `try_freeze_array` returns are
 private copies and never change, so their names stay valid.
 """
 

@@ -50,7 +50,7 @@ class PageSource:
 
 
 def read_document(data: bytes, field: str) -> Document:
-    """Return the pages; refuse a PDF that cannot be served.  `field` is the caller's name for it."""
+    """Return the pages; refuse a PDF that cannot be served. `field` is the caller's name for it."""
     with open_document(data, field) as document:
         _check_num_pages(len(document), field)
         pages: list[ShownPage] = []

@@ -1,6 +1,6 @@
 """Reads embeddings of a picture or a prompt that a client computed: from .npy, .safetensors or an array to float32.
 
-Headers are parsed here, within bounds, and nothing in a file is ever evaluated.  Embeddings must have this model's
+Headers are parsed here, within bounds, and nothing in a file is ever evaluated. Embeddings must have this model's
 shape and only numbers that it can compute with, as the keys computed from them are in memory that all requests share.
 """
 
@@ -54,7 +54,7 @@ def fetch_embeds(source: object, field: str, max_bytes: int) -> object:
 
 
 def read_embeds(source: object, field: str, wanted: Wanted) -> Embeds:
-    """Return embeddings as float32.  Raise PictureEmbedsError if the shape, without a leading 1, is not as wanted."""
+    """Return embeddings as float32. Raise PictureEmbedsError if the shape, without a leading 1, is not as wanted."""
     values = _read_file(source, field, wanted) if isinstance(source, bytes) else _read_array(source, field, wanted)
     if not np.abs(values).max() <= MAX_MAGNITUDE:  # false for a NaN, too
         _refuse(field, f"hold a NaN, an infinity, or a number beyond {MAX_MAGNITUDE:g}")

@@ -1,6 +1,6 @@
 """Reads the size, the number and the rate of a film's frames from the packets of its file.
 
-Decodes only the first frame, since the rotation is found nowhere else.  Frames are counted as they are in the file and
+Decodes only the first frame, since the rotation is found nowhere else. Frames are counted as they are in the file and
 will be decoded: some headers have no number of frames, and the others include frames that an editor cut off.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # Takes a film, the caller's name for it, and the most pixels that a frame may have.
 ReadFilm = Callable[[FilmSource, str, int], Geometry]
-# An hour at 60 frames a second.  All frames up to the last one shown are decoded: minutes on one core.
+# An hour at 60 frames a second. All frames up to the last one shown are decoded: minutes on one core.
 MAX_FRAMES = 60 * 60 * 60
 # Frames a second: no film is faster, and a slower one has no second frame within a day.
 MAX_RATE, MIN_RATE = 1_000_000, 1e-5

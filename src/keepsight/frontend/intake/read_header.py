@@ -1,4 +1,4 @@
-"""Reads from the first bytes how large a picture will be once it is decoded.  Never decodes.
+"""Reads from the first bytes how large a picture will be once it is decoded. Never decodes.
 
 Pictures that cannot be served are refused here, as far as a header tells: more than one frame (except MPO, photographs
 followed by a preview or a depth map, of which the first is taken), pixels deeper than 8 bits, too many pixels.
@@ -55,7 +55,7 @@ def check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
 
 
 def shows_several_frames(data: bytes, field: str, max_pixels: int) -> bool:
-    """Return whether a picture has more than one frame.  Refuses one whose header cannot be read."""
+    """Return whether a picture has more than one frame. Refuses one whose header cannot be read."""
     with translating_parser_errors(field, len(data)):
         return _has_several_frames(_open_checked(data, field, max_pixels))
 

@@ -19,7 +19,7 @@ MAX_SECONDS = 600
 
 
 def read_sound(source: SoundSource, field: str, sampling_rate: int) -> Geometry:
-    """Return the length; refuse a sound that cannot be served.  `field` is the caller's name for the sound."""
+    """Return the length; refuse a sound that cannot be served. `field` is the caller's name for the sound."""
     rate, num_samples = _count_samples(source, field)
     geometry = Geometry(num_samples=count_resampled(num_samples, rate, sampling_rate))
     check_sound(geometry, field, sampling_rate)

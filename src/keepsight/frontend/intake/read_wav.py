@@ -1,6 +1,6 @@
 """Reads plain WAV files without a library: the header, and the samples after it.
 
-PCM of 8 to 32 bits and floats, of any number of channels.  A header is a sequence of chunks, limited in number.  The
+PCM of 8 to 32 bits and floats, of any number of channels. A header is a sequence of chunks, limited in number. The
 bytes that follow it count, not the length it states: a recorder that was cut off or wrote to a pipe could not know it.
 """
 

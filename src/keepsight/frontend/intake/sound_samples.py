@@ -22,7 +22,7 @@ MAX_MAGNITUDE = 1e10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """A sound that is an object of this process.  Must never change."""
+    """A sound that is an object of this process. Must never change."""
 
     values: Mono
     sampling_rate: int

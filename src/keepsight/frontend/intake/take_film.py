@@ -19,7 +19,7 @@ MAX_TOTAL = 2**53
 
 
 def are_films(value: object) -> bool:
-    """Return whether this is a list of films.  A list of pictures, or of arrays of one picture each, is one film."""
+    """Return whether this is a list of films. A list of pictures, or of arrays of one picture each, is one film."""
     return isinstance(value, list | tuple) and not any(map(_is_frame, value[:1])) and not _has_metadata(value)
 
 
@@ -64,7 +64,7 @@ def _read_rate(metadata: Mapping[str, object], field: str) -> float:
 
 
 def _read_excerpt(num_frames: int, metadata: Mapping[str, object], field: str) -> Excerpt | None:
-    """Return None if these are all frames of a film, to be sampled here.  Sampled ones are shown as they are."""
+    """Return None if these are all frames of a film, to be sampled here. Sampled ones are shown as they are."""
     every = tuple(range(num_frames))
     indices, total = metadata.get("frames_indices"), _or_default(metadata.get("total_num_frames"), num_frames)
     if not isinstance(total, Integral) or int(total) > MAX_TOTAL:

@@ -13,7 +13,7 @@ KINDS = "a URL, a file's bytes, samples as an array or a list of floats, or a pa
 
 
 def are_sounds(value: object) -> bool:
-    """Return whether this is a list of sounds.  A list of floats is the samples of a single one, as in vLLM."""
+    """Return whether this is a list of sounds. A list of floats is the samples of a single one, as in vLLM."""
     return isinstance(value, list | tuple) and not _are_floats(value) and not _has_rate(value)
 
 

@@ -1,8 +1,8 @@
 """Caches the content of URLs: revalidated only when the origin requires it, downloaded again only when it changed.
 
-Concurrent requests for a URL share one download.  Tenants never see each other's entries: a record is found only under
-the salt that it was made under.  Bodies are stored by digest, once for all URLs of one picture, and never exceed the
-cache's bytes.  Belongs to one event loop; its clock is injected.
+Concurrent requests for a URL share one download. Tenants never see each other's entries: a record is found only under
+the salt that it was made under. Bodies are stored by digest, once for all URLs of one picture, and never exceed the
+cache's bytes. Belongs to one event loop; its clock is injected.
 """
 
 import asyncio
@@ -55,10 +55,10 @@ class UrlCache:
         self.on_fetched: Callable[[Modality], object] = lambda _modality: None
 
     async def get(self, url: str, cache_salt: str | None, modality: Modality = "image") -> bytes:
-        """Return the content of a URL.  All waiting callers get the same UrlFault; failures are not kept.
+        """Return the content of a URL. All waiting callers get the same UrlFault; failures are not kept.
 
-        Only who began a download is told that it took too long: the time of the others began later.  They try again;
-        each caller limits its own time.  `modality` is only passed on to `on_fetched`.
+        Only who began a download is told that it took too long: the time of the others began later. They try again;
+        each caller limits its own time. `modality` is only passed on to `on_fetched`.
         """
         key = (_digest_of(cache_salt), str(parse_web_url(url)))
         if (held := self._find(key)) is not None and self._clock() < held.record.fresh_until:

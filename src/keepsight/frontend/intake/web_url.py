@@ -1,6 +1,6 @@
 """Parses a client's URL once and strictly, so that the host that is checked is the one that is connected to.
 
-Knows nothing of networks.  Anything that two parsers might read differently (spaces, backslashes, credentials) is
+Knows nothing of networks. Anything that two parsers might read differently (spaces, backslashes, credentials) is
 refused.
 """
 
@@ -20,7 +20,7 @@ _KEPT_IN_TARGET = "%/:;=&?~+!$,'@()*[]|"
 
 
 class UrlFault(Exception):  # noqa: N818 (it is none of the errors that callers see, but becomes one)
-    """A fault of a URL or of its download.  Each request that asked for the URL reports it under its own field."""
+    """A fault of a URL or of its download. Each request that asked for the URL reports it under its own field."""
 
     def __init__(self, error: type[PictureError], message: str) -> None:
         super().__init__(message)
@@ -52,7 +52,7 @@ class WebUrl:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> "WebUrl":
-        """Return the URL to which a redirect leads.  Spaces in it are quoted, as browsers do, not in its host."""
+        """Return the URL to which a redirect leads. Spaces in it are quoted, as browsers do, not in its host."""
         location = location.replace(" ", "%20")
         if _AMBIGUOUS.search(location):
             raise _refusal("redirects to something that is not a URL: it has a control character or a backslash")

@@ -75,7 +75,7 @@ function showFailure(failure) {
 
 // ---- what is done
 
-// Whether to go on asking.  What was refused stays in sight until the same `kind` of work is done.
+// Whether to go on asking. What was refused stays in sight until the same `kind` of work is done.
 async function run(kind, work) {
   try {
     await work();

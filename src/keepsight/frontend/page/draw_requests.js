@@ -1,5 +1,5 @@
 // Recent requests: each a line whose strip can be compared with the others', and opened a waterfall of its stages up to
-// the first token.  A stage that nobody had to do is drawn as skipped.
+// the first token. A stage that nobody had to do is drawn as skipped.
 
 import { count, fill, keep, make, seconds, write } from "./elements.js";
 

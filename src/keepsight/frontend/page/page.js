@@ -1,6 +1,6 @@
 // A chat with the server that this page came from, over the same API as everybody else's.
 // The whole conversation goes with every question, files as data URLs of their bytes, unchanged: so the server knows
-// them again.  What came of an answer stays, even if it was stopped or broke off; a question of which nothing
+// them again. What came of an answer stays, even if it was stopped or broke off; a question of which nothing
 // came goes back into the form and leaves no trace in the conversation.
 
 const at = (id) => document.getElementById(id);

@@ -21,7 +21,7 @@ class PlainText:
 
     @made_once
     def _first_characters(self) -> re.Pattern[str]:
-        # Only the first character is consumed, as they may overlap or contain each other.  Each branch begins with it,
+        # Only the first character is consumed, as they may overlap or contain each other. Each branch begins with it,
         # so that a text is searched by it alone: a vocabulary may have thousands of tokens, a document a megabyte.
         branches = []
         for first, live in groupby(sorted(self._live), key=itemgetter(0)):

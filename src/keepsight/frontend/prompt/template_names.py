@@ -28,7 +28,7 @@ def find_tool_words(template: jinja2.nodes.Template, texts: set[str]) -> set[str
 def find_variables(template: jinja2.nodes.Template) -> set[str]:
     """Return the variables that a template takes from outside.
 
-    jinja2 also reports those that are set in each of several branches.  Here a variable that the template sets counts
+    jinja2 also reports those that are set in each of several branches. Here a variable that the template sets counts
     only if it is read where it is not set yet, or if the template asks whether it is defined.
     """
     taken = {*_names_read(template, set()), *_find_asked_about(template)}

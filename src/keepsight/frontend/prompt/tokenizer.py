@@ -30,7 +30,7 @@ _MARKS = tuple(map(chr, range(0x300, 0x370)))
 
 
 class AddedTokens(NamedTuple):
-    """What the post-processor adds to a text: most often `<bos>`, or nothing.  Not only `<bos>` and `<eos>`."""
+    """What the post-processor adds to a text: most often `<bos>`, or nothing. Not only `<bos>` and `<eos>`."""
 
     before: tuple[int, ...]
     after: tuple[int, ...]

@@ -1,6 +1,6 @@
 """A program: compiles the grammar on its standard input as the engine will, and writes why that cannot be done.
 
-`check_grammar.py` runs it; its arguments are limits.  It imports nothing of Keepsight, which would take longer than
+`check_grammar.py` runs it; its arguments are limits. It imports nothing of Keepsight, which would take longer than
 most grammars.
 """
 
@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # No vocabulary is larger.
 MAX_TOKENS = 2**19
-# As JSON writes it.  llguidance fails on names of 256 bytes and more.
+# As JSON writes it. llguidance fails on names of 256 bytes and more.
 _TOKEN = re.compile(r"<(?:[^<>\s\\\"]|\\u[0-9a-f]{4}){1,80}>")
 
 

@@ -1,6 +1,6 @@
 """The attention function that transformers' modules call instead of their own; it forwards to the current step.
 
-The current step is a context variable, set for one call on one thread, so two threads may compute at once.  Invariant:
+The current step is a context variable, set for one call on one thread, so two threads may compute at once. Invariant:
 an argument that would change the result and is not passed on is refused, never ignored.
 """
 
@@ -82,7 +82,7 @@ class UnsupportedDecoderError(Exception):
 
 
 def register_attention() -> None:
-    """Register our attention with transformers, which then creates no masks for it.  May be called again."""
+    """Register our attention with transformers, which then creates no masks for it. May be called again."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend_for_module)

@@ -1,6 +1,6 @@
 """Observes a decoder's shape: which layers attend, the number and size of heads, and what recurrent layers keep.
 
-Runs over two tokens are enough.  A decoder of an unsupported kind is refused here by what it does, not by its name.
+Runs over two tokens are enough. A decoder of an unsupported kind is refused here by what it does, not by its name.
 """
 
 import re
@@ -126,7 +126,7 @@ def _find_causal_layers(model: Any, windows: Mapping[int, int | None], path: Pat
 def count_positions(config: Any) -> int | None:
     """Return the number of positions that may be used; None if unlimited.
 
-    A request beyond them would change the rotation of all others in its batch ("dynamic", "longrope").  The engine's
+    A request beyond them would change the rotation of all others in its batch ("dynamic", "longrope"). The engine's
     context ends there (`ModelLimits`), so none goes beyond.
     """
     ropes = getattr(config, "rope_parameters", None) or {}

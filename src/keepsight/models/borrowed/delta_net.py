@@ -1,7 +1,7 @@
 """Gated delta nets of transformers' modules (those of Qwen3.5 are) by our kernels.
 
 transformers computes a prompt in chunks that begin with its slice, and single tokens in another way; the kernels treat
-every token alike, and take a fraction of the time.  The matrix products stay the modules' own.
+every token alike, and take a fraction of the time. The matrix products stay the modules' own.
 """
 
 from collections.abc import Callable

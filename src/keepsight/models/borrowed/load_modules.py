@@ -33,7 +33,7 @@ _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
-    """Return transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
+    """Return transformers' model, a PreTrainedModel. `room`: bytes of memory that its weights may take."""
     try:
         import_module("transformers")
     except ImportError as error:
@@ -80,7 +80,7 @@ def _read_config(path: Path) -> Any:
         raise _find_wrong_dtype(JsonFields.read(path)) or error from error
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
-    # These may name code on a hub.  Setting them here also sets them on nested configurations.
+    # These may name code on a hub. Setting them here also sets them on nested configurations.
     config._attn_implementation = config._experts_implementation = None
     for part in (config, *(getattr(config, name) for name in config.sub_configs)):
         if part is not None:

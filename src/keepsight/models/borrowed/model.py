@@ -1,7 +1,7 @@
 """A model of an architecture that is not built in: transformers' own modules, over our KV pages.
 
 Its body computes hidden states with our attention; its head computes logits from them, including anything else the
-class does there; pictures are encoded by the class's own method, one at a time and in one part.  Knows no model family:
+class does there; pictures are encoded by the class's own method, one at a time and in one part. Knows no model family:
 anything that would not be computed correctly was refused at load.
 """
 
@@ -69,7 +69,7 @@ class BorrowedModel:
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """Load and check a checkpoint's model.  `room`: bytes of memory that the weights may take."""
+        """Load and check a checkpoint's model. `room`: bytes of memory that the weights may take."""
         try:
             return cls.of_modules(load_modules(directory, place, room), directory, place)
         except (KeepsightError, torch.OutOfMemoryError):
@@ -83,7 +83,7 @@ class BorrowedModel:
 
     @classmethod
     def of_modules(cls, modules: Any, directory: Path, place: Placement) -> Self:
-        """Check transformers' modules, with weights, and make the model of them.  `directory`: their checkpoint."""
+        """Check transformers' modules, with weights, and make the model of them. `directory`: their checkpoint."""
         import transformers
 
         register_attention()

@@ -1,6 +1,6 @@
 """RMS norms of transformers' modules by our kernels: one operation instead of eight, each a launch on a GPU.
 
-Knows no class: a module with one vector of weights is such a norm if it computes what one would.  Its scale is
+Knows no class: a module with one vector of weights is such a norm if it computes what one would. Its scale is
 observed, as some classes add one to their weights.
 """
 
@@ -25,7 +25,7 @@ _SIZES = (1e-3, 0.1, 1.0, 30.0)
 _LEAST_SIZE = 8
 # The parts of such a vector differ in size by up to this factor, so a norm over groups of its numbers gives others.
 _RAMP = 30.0
-# Of a normed vector, relative to it.  Rounding to bfloat16 twice, as some classes do, changes 0.004.
+# Of a normed vector, relative to it. Rounding to bfloat16 twice, as some classes do, changes 0.004.
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_ROUNDED = 1e-5, 0.02
 
 
@@ -40,7 +40,7 @@ class _Norm(NamedTuple):
 
 @torch.inference_mode()
 def replace_norms(modules: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Make norms call our kernels, for hidden states of this dtype or in float32.  Return their modules."""
+    """Make norms call our kernels, for hidden states of this dtype or in float32. Return their modules."""
     replaced = []
     with without_kernels():  # those of a GPU are verified later
         for module in modules.modules():

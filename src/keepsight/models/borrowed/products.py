@@ -2,7 +2,7 @@
 
 The modules stay as they are: their weights are replaced by tensors that override `F.linear`, those of routers and of a
 mixture's experts included, and tables of tokens, if they lose nothing by it, by tensors in bfloat16 that override
-`F.embedding`.  On a GPU nothing is replaced.
+`F.embedding`. On a GPU nothing is replaced.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Checks, before a borrowed model serves, that paged, chunked and batched results equal those of a plain computation.
 
-Plain: a whole prompt alone, by transformers' own attention, with no cache.  Anything that our way does not support (a
-position, a mask, a cache of the modules' own) shows as different results, and the checkpoint is refused.  Pictures are
+Plain: a whole prompt alone, by transformers' own attention, with no cache. Anything that our way does not support (a
+position, a mask, a cache of the modules' own) shows as different results, and the checkpoint is refused. Pictures are
 checked with the first one that comes, which takes as long as two prompts of its tokens.
 """
 
@@ -36,11 +36,11 @@ MIN_TOKENS, MAX_TOKENS = 24, 64
 STRIDE = 997
 # Position of the other prompt's last token, if the model has so many: tables derived from the longest would differ.
 FAR = 10_000
-# Relative difference of a token's vectors.  In float32 rounding changes some millionths; a wrong position, or one more
-# visible token, changes them by the order of their size.  With less precision rounding changes some hundredths, a few
+# Relative difference of a token's vectors. In float32 rounding changes some millionths; a wrong position, or one more
+# visible token, changes them by the order of their size. With less precision rounding changes some hundredths, a few
 # tokens more: so there only some of them must be alike, fewer than those that only a window hides tokens from.
 MAX_DIFFERENCE, MAX_DIFFERENCE_ROUNDED, SHARE_ALIKE = 1e-3, 0.25, 0.8
-# With less precision a mixture may choose other experts for a token.  It may differ by twice what noise as small as
+# With less precision a mixture may choose other experts for a token. It may differ by twice what noise as small as
 # rounding in its embeddings changes, but at most by this, as a wrong computation usually does by more.
 MAX_DIFFERENCE_OF_NOISY = 0.7
 

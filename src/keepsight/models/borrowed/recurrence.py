@@ -1,8 +1,8 @@
 """Recurrent layers of transformers' modules: they keep one state of fixed size, not keys and values of each position.
 
 Such a module (a short convolution, a gated delta rule, a state space) reads and writes its states through transformers'
-cache.  Here it is given one over the states of the step's sequences: each slice is computed by itself, in parts if its
-state is kept on the way, and single tokens together.  Knows no model family: which modules are recurrent, and what
+cache. Here it is given one over the states of the step's sequences: each slice is computed by itself, in parts if its
+state is kept on the way, and single tokens together. Knows no model family: which modules are recurrent, and what
 their states are, is observed.
 """
 
@@ -208,7 +208,7 @@ class StateCache:
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None
     ) -> Tensor:
-        """Append columns [rows, channels, tokens].  Return them behind those that were held."""
+        """Append columns [rows, channels, tokens]. Return them behind those that were held."""
         held = self._rows(StateName(layer_idx, True, state_idx))
         columns = torch.cat((held, conv_states), dim=-1)
         held.copy_(columns[..., -held.shape[-1] :])

@@ -1,7 +1,7 @@
 """Makes the rows that a borrowed decoder computes from: the embeddings of tokens.
 
 In decoders whose layers also read the tokens themselves (Gemma 3n, the smaller Gemma 4) a row is wider: behind its
-embedding it has the token's id, in digits that are exact in any dtype.  So whatever carries rows (caches of pictures,
+embedding it has the token's id, in digits that are exact in any dtype. So whatever carries rows (caches of pictures,
 recorded steps) carries ids too, and knows nothing of them.
 """
 

@@ -1,6 +1,6 @@
 """Gemma 3's `config.json` as frozen values.
 
-Published files omit values equal to the reference's defaults, so the defaults here are the reference's.  Both ways of
+Published files omit values equal to the reference's defaults, so the defaults here are the reference's. Both ways of
 giving layer types (`layer_types`, `sliding_window_pattern`) and rotary bases (`rope_parameters`, `rope_theta` with
 `rope_scaling` and `rope_local_base_freq`) result in the same `LayerConfig`s.
 """
@@ -161,7 +161,7 @@ def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
 
 def _read_rotary(fields: JsonFields, layer_type: str, old_theta_name: str, default_theta: float) -> RotaryConfig:
     new = fields.section("rope_parameters").section(layer_type)
-    # The old layout scales the global layers only.  If there are both, it takes precedence, as in the reference.
+    # The old layout scales the global layers only. If there are both, it takes precedence, as in the reference.
     old = fields.section("rope_scaling") if layer_type == "full_attention" else JsonFields(fields.path, {})
     theta = old.number("rope_theta", new.number("rope_theta", fields.number(old_theta_name, default_theta)))
     scaling = old if names_rotary_kind(old) else new

@@ -1,6 +1,6 @@
 """Gemma 3's vision tower: the SigLIP encoder, and the projector that pools its patches into the decoder's embeddings.
 
-Takes normalized pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.  The work
+Takes normalized pixels, channels last. Knows nothing of prompts; pictures of a batch do not see each other. The work
 may be suspended at every `yield`.
 """
 

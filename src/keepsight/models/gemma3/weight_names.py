@@ -1,7 +1,7 @@
 """Maps names of tensors in Gemma 3's checkpoints to canonical names.
 
-Published files: `language_model.model.*`, `vision_tower.vision_model.*`.  Saved by newer transformers:
-`model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`.  Text-only: `model.*`.  Saved without
+Published files: `language_model.model.*`, `vision_tower.vision_model.*`. Saved by newer transformers:
+`model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`. Text-only: `model.*`. Saved without
 the head: the same without `model`.
 """
 

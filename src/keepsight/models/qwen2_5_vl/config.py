@@ -1,6 +1,6 @@
 """Qwen2.5-VL's `config.json` as frozen values.
 
-Missing fields have the reference's defaults.  The decoder's fields are at the top level in published files, and in
+Missing fields have the reference's defaults. The decoder's fields are at the top level in published files, and in
 `text_config` if saved again; rotary fields are in `rope_scaling` and `rope_theta`, or in `rope_parameters`.
 """
 

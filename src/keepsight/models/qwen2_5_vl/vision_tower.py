@@ -1,9 +1,9 @@
 """Qwen2.5-VL's vision tower: encodes pictures of any size into the decoder's embeddings.
 
-Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once.  In
+Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once. In
 most layers a patch sees the patches of its window, a square of tokens; windows at the right and at the bottom may be
-smaller.  Tokens are therefore reordered so that those of a window are consecutive, and windows of one size, too; the
-result is put back in order.  The work may be suspended at every `yield`.
+smaller. Tokens are therefore reordered so that those of a window are consecutive, and windows of one size, too; the
+result is put back in order. The work may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator

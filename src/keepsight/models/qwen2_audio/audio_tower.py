@@ -1,7 +1,7 @@
 """Qwen2-Audio's audio tower: encodes the spectrogram of a sound into the decoder's embeddings.
 
-Two frames become one position (place) of the tower, and two places one token.  All places of a sound see each other and
-nothing else; padding, which the reference masks, is absent here.  The work may be suspended at every `yield`.
+Two frames become one position (place) of the tower, and two places one token. All places of a sound see each other and
+nothing else; padding, which the reference masks, is absent here. The work may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator
@@ -74,7 +74,7 @@ class AudioTower(nn.Module):
         return self.projector(self.norm(pooled))  # type: ignore[no-any-return]
 
     def _places(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
-        """Return [sounds, places, hidden].  Zeros pad the beginning, and the end of the longest sound; any other sound
+        """Return [sounds, places, hidden]. Zeros pad the beginning, and the end of the longest sound; any other sound
         is given with one extra frame, an odd one, which its last place sees.
         """
         sounds, num_frames, _ = spectrograms.shape

@@ -1,4 +1,4 @@
-"""Qwen2-Audio's `config.json` as frozen values.  Missing fields have the reference's defaults."""
+"""Qwen2-Audio's `config.json` as frozen values. Missing fields have the reference's defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path

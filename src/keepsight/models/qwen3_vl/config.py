@@ -1,6 +1,6 @@
 """Qwen3-VL's `config.json` as frozen values.
 
-Published files omit values equal to the reference's defaults, so the defaults here are the reference's.  Rotary bases
+Published files omit values equal to the reference's defaults, so the defaults here are the reference's. Rotary bases
 are in `rope_parameters` (new) or in `rope_theta` and `rope_scaling` (as published).
 """
 

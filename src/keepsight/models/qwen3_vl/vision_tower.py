@@ -1,6 +1,6 @@
 """Qwen3-VL's vision tower: encodes pictures of any size into embeddings and the vectors added after decoder layers.
 
-Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once.  The
+Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once. The
 work may be suspended at every `yield`.
 """
 
