@@ -1,5 +1,6 @@
 """An upgrade under a running server is detected, however it comes; what Python writes as it runs is none."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from keepsight.program_identity import check_program_is, identify_program
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
     (tmp_path / "models").mkdir()
+    (tmp_path / "models/__init__.py").touch()
     for name in ("supervisor.py", "models/layers.py", "models/_cpu_kernels.so", "models/cpu_kernels.c"):
         (tmp_path / name).write_text(name)
     return tmp_path
@@ -34,9 +36,31 @@ def test_a_changed_missing_or_new_file_is_another_program(package: Path, change:
         check_program_is(before, package)
 
 
-def test_files_that_are_not_run_may_come_and_go(package: Path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "__pycache__/layers.cpython-311.pyc",
+        "models/.layers.py.swp",
+        "models/.#layers.py",
+        "models/layers (copy).py",
+        "models/.ipynb_checkpoints/layers-checkpoint.py",
+        "models/.backup/__init__.py",
+        "notes/draft.py",
+    ],
+)
+def test_files_that_no_import_can_reach_may_come_and_go(package: Path, name: str) -> None:
     before = identify_program(package)
-    (package / "models/__pycache__").mkdir()
-    (package / "models/__pycache__/layers.cpython-311.pyc").touch()
-    (package / "models/.layers.py.swp").touch()
+    (package / name).parent.mkdir(exist_ok=True)
+    (package / name).touch()
+    check_program_is(before, package)
+
+
+def test_files_written_again_with_the_same_content_are_the_same_program(package: Path) -> None:
+    """As by `git checkout` of another version and back."""
+    before = identify_program(package)
+    for path in (package / "supervisor.py", package / "models/_cpu_kernels.so"):
+        content = path.read_bytes()
+        path.unlink()
+        path.write_bytes(content)
+        os.utime(path, (0, 0))
     check_program_is(before, package)

@@ -16,17 +16,29 @@ _SUFFIXES = (".py", ".so", ".c", ".h")
 
 
 def identify_program(package: Path = PACKAGE) -> str:
-    """Name the sizes and modification times of all files that may be run. Takes some milliseconds."""
+    """Name the contents of all files that may be run: not their times, as a file may be written again unchanged.
+
+    Takes some tens of milliseconds.
+    """
     digest = hashlib.sha256()
     for folder, subfolders, names in os.walk(package):
-        subfolders.sort()
+        subfolders[:] = sorted(name for name in subfolders if _is_package(Path(folder, name)))
         for name in sorted(names):
-            if name.endswith(_SUFFIXES):
+            if name.endswith(_SUFFIXES) and _can_be_imported(name):
                 with suppress(OSError):  # it is being replaced
-                    about = os.stat(f"{folder}/{name}")  # noqa: PTH116 - a Path takes longer than the call
+                    content = Path(folder, name).read_bytes()
                     where = f"{folder}/{name}".removeprefix(str(package))
-                    digest.update(f"{where} {about.st_size} {about.st_mtime_ns}\n".encode())
+                    digest.update(f"{where} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def _is_package(folder: Path) -> bool:
+    """Others hold copies that an editor or a notebook made."""
+    return _can_be_imported(folder.name) and (folder / "__init__.py").exists()
+
+
+def _can_be_imported(name: str) -> bool:
+    return name.partition(".")[0].isidentifier()
 
 
 def check_program_is(identity: str, package: Path = PACKAGE) -> None:
