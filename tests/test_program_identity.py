@@ -1,6 +1,7 @@
 """An upgrade under a running server is detected, however it comes; what Python writes as it runs is none."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from keepsight.program_identity import check_program_is, identify_program
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    (tmp_path / "models").mkdir()
-    (tmp_path / "models/__init__.py").touch()
+    package = tmp_path / "keepsight"
+    (package / "models").mkdir(parents=True)
+    (package / "models/__init__.py").touch()
     for name in ("supervisor.py", "models/layers.py", "models/_cpu_kernels.so", "models/cpu_kernels.c"):
-        (tmp_path / name).write_text(name)
-    return tmp_path
+        (package / name).write_text(name)
+    return package
 
 
 @pytest.mark.parametrize(
@@ -64,3 +66,29 @@ def test_files_written_again_with_the_same_content_are_the_same_program(package:
         path.write_bytes(content)
         os.utime(path, (0, 0))
     check_program_is(before, package)
+
+
+def test_a_process_that_takes_another_installed_copy_says_which(package: Path, tmp_path: Path) -> None:
+    """As when `python -m keepsight` is started in a clone's `src` and another clone is installed: no restart helps."""
+    installed = shutil.copytree(package, tmp_path / "installed \udcff")
+    before = identify_program(package)
+    check_program_is(before, installed)
+    (installed / "supervisor.py").write_text("another version")
+    with pytest.raises(ServerStartError) as raised:
+        check_program_is(before, installed)
+    message = str(raised.value)
+    assert message.startswith(f"the server's processes would run {tmp_path}/installed ?, not {package}: ")
+    assert "PYTHONPATH" in message
+
+
+def test_a_release_to_which_a_link_was_set_is_a_change_since_the_start(package: Path, tmp_path: Path) -> None:
+    old, new, current = (tmp_path / name for name in ("old", "new", "current"))
+    for release in (old, new):
+        shutil.copytree(package, release)
+    (new / "supervisor.py").write_text("a new version")
+    current.symlink_to(old)
+    before = identify_program(current)
+    current.unlink()
+    current.symlink_to(new)
+    with pytest.raises(ServerStartError, match="restart the server"):
+        check_program_is(before, current)

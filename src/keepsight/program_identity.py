@@ -16,9 +16,8 @@ _SUFFIXES = (".py", ".so", ".c", ".h")
 
 
 def identify_program(package: Path = PACKAGE) -> str:
-    """Name the contents of all files that may be run: not their times, as a file may be written again unchanged.
-
-    Takes some tens of milliseconds.
+    """Name the contents of all files that may be run, not their times, as a file may be written again unchanged; and
+    where they lie. Takes some tens of milliseconds.
     """
     digest = hashlib.sha256()
     for folder, subfolders, names in os.walk(package):
@@ -29,7 +28,7 @@ def identify_program(package: Path = PACKAGE) -> str:
                     content = Path(folder, name).read_bytes()
                     where = f"{folder}/{name}".removeprefix(str(package))
                     digest.update(f"{where} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
+    return f"{digest.hexdigest()} {_shown(package)}"
 
 
 def _is_package(folder: Path) -> bool:
@@ -43,5 +42,16 @@ def _can_be_imported(name: str) -> bool:
 
 def check_program_is(identity: str, package: Path = PACKAGE) -> None:
     """Raise ServerStartError unless the program is still the one that was named so when the server started."""
-    if identify_program(package) != identity:
-        raise ServerStartError("Keepsight's own files were changed since the server started: restart the server")
+    contents, _, place = identity.partition(" ")
+    if identify_program(package).startswith(f"{contents} "):
+        return
+    # Through a link it may be the same place.
+    if os.path.realpath(place) != os.path.realpath(_shown(package)):
+        how = "install the second, or name the folder that it lies in with PYTHONPATH"
+        raise ServerStartError(f"the server's processes would run {_shown(package)}, not {place}: {how}")
+    raise ServerStartError("Keepsight's own files were changed since the server started: restart the server")
+
+
+def _shown(package: Path) -> str:
+    """Return the path in characters that can be sent and printed."""
+    return str(package).encode(errors="replace").decode()
