@@ -1,5 +1,6 @@
 """CPU kernels compile for any processor, also at installation from source, and the best build is loaded."""
 
+import errno
 import platform
 import shutil
 import subprocess
@@ -72,3 +73,40 @@ def test_libraries_of_another_version_are_not_loaded_and_one_line_says_what_to_d
     (line,) = caplog.messages
     assert "another version" in line
     assert "make install" in line
+
+
+def test_a_library_that_vanishes_as_it_is_read_gives_way_to_the_next_and_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As one that may not be read, or that an installation is just replacing."""
+
+    def find(name: str) -> ModuleSpec | None:
+        return ModuleSpec(name, None, origin=str(tmp_path / f"{name}.so"))
+
+    monkeypatch.setattr(cpu_library, "find_spec", find)
+    forget_library()
+    try:
+        assert not cpu_library.has_library()
+    finally:
+        monkeypatch.undo()
+        forget_library()
+    assert len(caplog.messages) == len(cpu_library.builds_for_this_processor())
+    assert all("cannot be read ([Errno 2] No such file" in line for line in caplog.messages)
+    assert "_cpu_kernels.so" in caplog.messages[-1]
+
+
+def test_libraries_are_not_used_where_it_cannot_be_told_what_they_were_compiled_from(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(models: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied", str(models / "cpu_norm.c"))
+
+    monkeypatch.setattr(cpu_library, "identify_sources", fail)
+    monkeypatch.setattr(cpu_library, "find_spec", lambda name: ModuleSpec(name, None, origin=__file__))
+    forget_library()
+    try:
+        assert not cpu_library.has_library()
+    finally:
+        monkeypatch.undo()
+        forget_library()
+    assert "cpu_norm.c" in caplog.text

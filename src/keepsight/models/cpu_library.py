@@ -66,12 +66,20 @@ def _library() -> ctypes.CDLL | None:
     paths = [Path(spec.origin) for build in builds_for_this_processor() if (spec := _find(build)) and spec.origin]
     if not paths:
         logger.warning("No kernels for the CPU: there was no compiler at installation; torch's are slower")
-    identity = identify_sources(Path(__file__).parent)
-    fitting = [path for path in paths if is_compiled_from(identity, path)]
-    if len(fitting) < len(paths):
+    are_ours = {path: is_ours for path in paths if (is_ours := _try_compare(path)) is not None}
+    if not all(are_ours.values()):
         what = "are those of another version and are not used"
         logger.warning("The kernels for the CPU %s: install keepsight again (`make install` or `pip install`)", what)
-    return next((library for path in fitting if (library := _load(path))), None)
+    return next((library for path, is_ours in are_ours.items() if is_ours and (library := _load(path))), None)
+
+
+def _try_compare(path: Path) -> bool | None:
+    """Return whether a library was compiled from the sources beside this file; None if one of them cannot be read."""
+    try:
+        return is_compiled_from(identify_sources(Path(__file__).parent), path)
+    except OSError as error:  # it is being replaced, or closed to the server's user
+        logger.warning("The kernels for the CPU in %s cannot be read (%s)", path, error)
+        return None
 
 
 def _find(build: str) -> ModuleSpec | None:
