@@ -9,16 +9,26 @@ KERNELS := src/keepsight/models/_cpu_kernels*.so
 # One more than the number of cores, since many tests wait for a server.
 WORKERS = $(shell expr $$(nproc) + 1)
 
-# Its scripts and the installed package name this folder: one that was moved or copied elsewhere is removed.
-$(shell [ ! -s $(VENV)/installed ] || [ "$$(cat $(VENV)/installed)" = "$$(pwd -P)" ] || rm -rf $(VENV))
+$(if $(word 2,$(VENV)),$(error VENV must have no space, as make would take its parts for several folders: $(VENV)))
+# Its scripts and the installed package name the folder that it was made for. Only a recipe may act on that: all that
+# stands here is done in dry runs too, and as a shell completes a word.
+IS_MOVED := $(shell [ ! -s '$(VENV)/installed' ] || [ "$$(cat '$(VENV)/installed')" = "$$(pwd -P)" ] || echo yes)
 
 .PHONY: install borrow-compiler install-test serve test check bench clean
 
-# A partial environment, or one of another Python, would count as made from then on, so it is removed.
+ifneq ($(IS_MOVED),)
+.PHONY: $(BIN)/python $(VENV)/installed
+endif
+
+# This folder's own environment was moved or copied with it: it is set aside until another is installed. One that is
+# named by VENV may be another clone's.
+# A partial one, or one of another Python, would count as made from then on, so it is removed.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python " + sys.version.split()[0] \
 		+ ", and 3.11 or newer is needed: make PYTHON=python3.11, for example")'
-	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(if $(IS_MOVED),$(if $(filter file,$(origin VENV)),mv -T '$(VENV)' '$(VENV).moved',@echo \
+		"$(VENV) was made in $$(cat '$(VENV)/installed'): remove it, or name another as VENV" >&2; exit 1))
+	$(PYTHON) -m venv '$(VENV)' || { rm -rf '$(VENV)'; exit 1; }
 
 # torch is installed first and pinned, so that no other package's requirement pulls in another build.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python
@@ -26,6 +36,7 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsi
 	$(PIP) -e '.[fast,pdf]'
 	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"
 	pwd -P > $@
+	rm -rf '$(VENV).moved'
 
 # The CPU kernels are compiled when the package is installed.  If there is no compiler, one is installed temporarily.
 borrow-compiler:
@@ -76,4 +87,4 @@ bench: install-test
 	PYTHONPATH=. $(BIN)/python benchmarks/scheduler_cost.py
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf '$(VENV)' '$(VENV).moved' build dist

@@ -33,6 +33,12 @@ def write_script(path: Path, script: str) -> None:
     path.chmod(0o755)
 
 
+def write_sources(clone: Path) -> None:
+    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
+        (clone / name).touch()
+    write_script(clone / "src/keepsight/models/_cpu_kernels.so", "")
+
+
 def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run make as from a shell, without variables of a `make` that started the tests."""
     variables = {"PATH": os.environ["PATH"]}
@@ -71,9 +77,7 @@ def test_an_environment_is_made_anew_after_the_clone_was_moved(clone: Path, plac
 
 def test_an_environment_notes_where_it_was_made(clone: Path) -> None:
     write_script(clone / ".venv/bin/python", "#!/bin/sh\n")
-    for name in ("pyproject.toml", "setup.py", "constraints.txt"):
-        (clone / name).touch()
-    write_script(clone / "src/keepsight/models/_cpu_kernels.so", "")
+    write_sources(clone)
     assert make(clone, "install").returncode == 0
     assert (clone / ".venv/installed").read_text() == f"{clone.resolve()}\n"
 
@@ -86,3 +90,58 @@ def test_the_bundled_compiler_is_found_in_a_path_with_a_space(clone: Path) -> No
     assert make(clone, "borrow-compiler").returncode == 0
     program, *_ = shlex.split((clone / "said").read_text())
     assert (clone / program).samefile(compiler)
+
+
+def write_environment(clone: Path, made_in: Path) -> Path:
+    """Write an environment without a network, which notes that it was made in that folder."""
+    write_script(clone / ".venv/bin/python", "exit 1\n")
+    (clone / ".venv/installed").write_text(f"{made_in}\n")
+    return clone / ".venv/bin/python"
+
+
+@pytest.mark.parametrize("arguments", ["-n clean", "-n check", "-q install", "-npq", "no_such_target"])
+def test_nothing_is_removed_by_asking_what_make_would_do_as_a_shell_does_to_complete_a_word(
+    clone: Path, arguments: str
+) -> None:
+    write_sources(clone)
+    write_environment(clone, clone.parent)
+    before = sorted(clone.rglob("*"))
+    make(clone, *arguments.split())
+    assert sorted(clone.rglob("*")) == before
+
+
+@pytest.mark.parametrize("target", ["install", "check", "serve"])
+def test_the_environment_of_another_clone_is_refused_and_left_alone(clone: Path, target: str) -> None:
+    write_sources(clone)
+    another = clone.parent / "another"
+    python = write_environment(another, another)
+    assert make(clone, "-n", target, "VENV=../another/.venv").returncode == 0
+    done = make(clone, target, "VENV=../another/.venv", f"PYTHON={sys.executable}")
+    assert done.returncode != 0
+    assert f"../another/.venv was made in {another}" in done.stderr
+    assert python.read_text() == "exit 1\n"
+
+
+@pytest.mark.parametrize("target", ["clean", "install"])
+def test_an_environment_whose_name_has_a_space_is_refused_as_its_parts_are_other_folders(
+    clone: Path, target: str
+) -> None:
+    for name in ("my", "env", "my env"):
+        write_script(clone / name / "bin/python", "exit 1\n")
+        (clone / name / "installed").write_text("/elsewhere\n")
+    done = make(clone, target, "VENV=my env")
+    assert done.returncode != 0
+    assert "space" in done.stderr
+    assert all((clone / name / "bin/python").exists() for name in ("my", "env", "my env"))
+
+
+@pytest.mark.parametrize("status", [0, 1], ids=["network", "no network"])
+def test_the_environment_of_a_moved_clone_is_kept_until_another_is_installed(clone: Path, status: int) -> None:
+    write_environment(clone, clone.parent)
+    write_sources(clone)
+    new = f"mkdir -p .venv/bin && printf '#!/bin/sh\\nexit {status}\\n' > .venv/bin/python && chmod +x .venv/bin/python"
+    write_script(clone / "python", f'#!/bin/sh\n[ "$1" = -c ] || {{ {new}; }}\n')
+    assert (make(clone, "install", "PYTHON=./python").returncode == 0) == (status == 0)
+    assert (clone / ".venv.moved/bin/python").exists() == (status != 0)
+    if status == 0:
+        assert (clone / ".venv/installed").read_text() == f"{clone.resolve()}\n"
