@@ -18,6 +18,7 @@ import pytest
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.process_memory import children_of
 from keepsight.observe.totals import Totals
+from keepsight.supervisor import url_of
 from tests.wait_until import wait_until
 
 FAKE = Path(__file__).parent / "fake_process.py"
@@ -189,6 +190,19 @@ def inherited_by_children(number: signal.Signals, handler: signal.Handlers) -> I
 
 def kinds(messages: Sequence[Any]) -> list[str]:
     return [message["type"] for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("address", "url"),
+    [
+        (("127.0.0.1", 8000), "https://127.0.0.1:8000/v1"),
+        (("::", 8000, 0, 0), "https://[::]:8000/v1"),
+        (("fe80::1", 8000, 0, socket.if_nametoindex("lo")), "https://[fe80::1%lo]:8000/v1"),
+    ],
+)
+def test_the_url_of_any_address_can_be_opened(address: tuple[Any, ...], url: str) -> None:
+    """An address of one network is nothing without the interface."""
+    assert url_of("https", *address) == url
 
 
 def test_all_processes_start_at_once_and_get_their_start_parameters(stage: Stage) -> None:

@@ -272,12 +272,8 @@ class Supervisor:
         logger.info("%s is ready", child)
         if self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
-            logger.info("%s is served on %s after %.1f s", self._settings.model_name, self._url(), seconds)
-
-    def _url(self) -> str:
-        host, port = self._listener.getsockname()[:2]
-        host = f"[{host}]" if ":" in host else host
-        return f"{self._settings.api.scheme}://{host}:{port}/v1"
+            url = url_of(self._settings.api.scheme, *self._listener.getsockname())
+            logger.info("%s is served on %s after %.1f s", self._settings.model_name, url, seconds)
 
     def _reap(self) -> None:
         for child in tuple(self._children):
@@ -432,3 +428,10 @@ def _name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
+
+
+def url_of(scheme: str, host: str, port: int, flow: int = 0, scope: int = 0) -> str:
+    """Return the URL of a socket's address. `scope`: the number of the only interface that it is reached through."""
+    if scope:
+        host = f"{host}%{socket.if_indextoname(scope)}"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/v1"
