@@ -64,7 +64,8 @@ class FrontendProcess:
         self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
         self._counters = counters = Counters.open(self._run_directory, name)
-        self._workers = workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
+        note_crash = partial(counters.add, RESTARTED["media_worker"])
+        self._workers = workers = MediaWorkers(num_workers, note_crash, partial(check_program_is, start.program))
         common = CommonGeometries.open(self._run_directory)
         readers = Readers(workers.read_film, workers.read_sound, workers.read_document, workers.lay_out_borrowed)
         self._preparer = RequestPreparer.from_config(config, common, readers)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Moment
 from keepsight.observe.catalogue import DECODED
 from keepsight.observe.process_memory import children_of, resident_bytes
+from keepsight.program_identity import check_program_is, identify_program
 from keepsight.requests import CarriedPixels
 from keepsight.sampling_params import SamplingParams
 from tests.counted import counted
@@ -55,15 +57,15 @@ FIELD = "messages[0].content[1]"
 
 
 class CountedWorkers(MediaWorkers):
-    def __init__(self, num_workers: int) -> None:
-        super().__init__(num_workers, on_crash=self._count)
+    def __init__(self, num_workers: int, check_program: Callable[[], object] = lambda: None) -> None:
+        super().__init__(num_workers, self._count, check_program)
         self.num_crashes = 0
 
     def _count(self) -> None:
         self.num_crashes += 1
 
 
-Start = Callable[[int], CountedWorkers]
+Start = Callable[..., CountedWorkers]
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +81,8 @@ def start() -> Iterator[Start]:
     """Create workers of the test's own, which it may kill and close."""
     started: list[CountedWorkers] = []
 
-    def start(num_workers: int) -> CountedWorkers:
-        started.append(CountedWorkers(num_workers))
+    def start(num_workers: int, check_program: Callable[[], object] = lambda: None) -> CountedWorkers:
+        started.append(CountedWorkers(num_workers, check_program))
         return started[-1]
 
     children = children_of_ours()
@@ -615,6 +617,24 @@ def test_when_no_worker_can_be_started_no_job_waits_for_ever(start: Start, monke
     monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
     with pytest.raises(MediaWorkersLostError, match="cannot be started"):
         start(1).make(job_of(picture()))
+
+
+def test_no_worker_of_another_version_of_the_program_joins_those_that_run(start: Start, tmp_path: Path) -> None:
+    """As after an upgrade under a running server: its pixels might be others than those in the caches."""
+    package = tmp_path / "keepsight"
+    package.mkdir()
+    (package / "version.py").write_text("1")
+    workers = start(1, partial(check_program_is, identify_program(package), package))
+    assert_works(workers)
+    (package / "version.py").write_text("2")
+    assert_works(workers)
+    for pid in workers.pids():
+        os.kill(pid, signal.SIGKILL)
+    await_gone(workers.pids())
+    with pytest.raises(MediaWorkersLostError, match="files were changed since the server started: restart the server"):
+        workers.make(job_of(picture()))
+    (package / "version.py").write_text("1")
+    assert_works(workers)
 
 
 def test_when_the_system_has_nothing_left_for_a_worker_it_is_worth_trying_again(

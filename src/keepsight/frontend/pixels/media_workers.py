@@ -26,7 +26,7 @@ from typing import Any, get_args
 import msgspec
 
 from keepsight.borrowed import BorrowedProcessor
-from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
+from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, ServerStartError, UnreadablePictureError
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.read_document import Document
 from keepsight.frontend.intake.read_sound import is_length_known
@@ -65,8 +65,16 @@ QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS
 class MediaWorkers:
     """The worker processes. May be used from several threads; close it before the pool whose threads may wait here."""
 
-    def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
-        """`num_workers`: how many there are for each kind of work."""
+    def __init__(
+        self,
+        num_workers: int,
+        on_crash: Callable[[], object] = lambda: None,
+        check_program: Callable[[], object] = lambda: None,
+    ) -> None:
+        """`num_workers`: how many there are for each kind of work.
+
+        `check_program` raises ServerStartError if a process started now would be of another version of the program.
+        """
         self._free: dict[Work, LifoQueue[_Seat]] = {work: _free_seats(num_workers) for work in get_args(Work)}
         self._seats = [seat for free in self._free.values() for seat in free.queue]
         self._lock = threading.Lock()
@@ -74,7 +82,7 @@ class MediaWorkers:
         # The processor that a template loads before it forks.
         self._processor: BorrowedProcessor | None = None
         self._is_closed = False
-        self._on_crash = on_crash
+        self._on_crash, self._check_program = on_crash, check_program
 
     def start(self) -> None:
         """Start the template and return at once; the first job waits until it has loaded."""
@@ -217,6 +225,10 @@ class MediaWorkers:
         if self._is_closed:
             raise RuntimeError("the media workers are closed")
         if self._template is None:
+            try:
+                self._check_program()
+            except ServerStartError as error:
+                raise MediaWorkersLostError(f"media workers cannot be started: {error}") from error
             self._template = _Template(self._processor)
         return self._template
 
