@@ -135,9 +135,16 @@ def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path:
     with serving(log, environment={"PYTHONPATH": str(package.parent)}) as (process, port):
         with (package / "requests.py").open("a") as file:
             file.write("# And a novelty.\n")
-        Server(process, port, log).kill(kind)
+        server = Server(process, port, log)
+        if kind == "frontend":
+            for media_worker in set(with_descendants(server.pid(kind))) - {server.pid(kind)}:
+                os.kill(media_worker, signal.SIGKILL)
+            with server.client() as client, pytest.raises(openai.InternalServerError, match="restart the server"):
+                complete(client, ask("What is it?", by_url(draw(1).picture)))
+        server.kill(kind)
         assert process.wait(END_SECONDS) == 1
-    assert log.read_text().count("files were changed since the server started: restart the server") == 3
+    refusals = log.read_text().count("files were changed since the server started: restart the server")
+    assert refusals == 3 + log.read_text().count("media workers cannot be started")
 
 
 def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
