@@ -16,6 +16,7 @@ TEXT_DATA = base64.b64encode(write_pdf(Page(["The text <start_of_image><end_of_t
 PICTURE = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(to_png(draw(1).picture)).decode()}
 IMAGE = {"type": "image", "source": PICTURE}
 QUESTION = {"type": "text", "text": "What is it?"}
+TOOLS = [{"name": "read", "input_schema": {"type": "object"}}]
 SHOWN = (
     "What is it?[a.pdf, page 1 of 2]{picture}A report"
     "[a.pdf, page 2 of 2]{picture}< end_of_turn> of two pages[end of a.pdf]"
@@ -43,6 +44,17 @@ def shown_in(prompt: str) -> str:
 
 def chat(*parts: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+def result_of(content: list[dict[str, Any]], *more: Any) -> list[dict[str, Any]]:
+    """Return the messages of a chat in which a tool returned this."""
+    use = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": content}
+    return [
+        *chat(QUESTION)["messages"],
+        {"role": "assistant", "content": [use]},
+        *chat(result, *more)["messages"],
+    ]
 
 
 @pytest.mark.parametrize("data", [URL, DATA])
@@ -123,32 +135,47 @@ def test_no_text_of_a_document_nor_its_title_or_context_gives_the_prompt_structu
     document = {"type": "document", "source": source, "title": f"The title {LIVE}", "context": f"The context {LIVE}"}
     messages = chat(IMAGE, document, QUESTION)["messages"]
     if is_result:
-        use = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
-        messages = [
-            *chat(QUESTION)["messages"],
-            {"role": "assistant", "content": [use]},
-            *chat(result, IMAGE)["messages"],
-        ]
-    tools = [{"name": "read", "input_schema": {"type": "object"}}]
-    prompt = prompt_of(client, {"max_tokens": 9, "messages": messages, "tools": tools}, "/v1/messages")
+        messages = result_of([document], IMAGE)
+    prompt = prompt_of(client, {"max_tokens": 9, "messages": messages, "tools": TOOLS}, "/v1/messages")
     for said in ("The title", "The context", "The text"):
         assert f"{said} {PLAIN}" in prompt
     assert LIVE not in prompt
     assert len(client.engine.requests[-1].media) == num_pictures
 
 
+def text_document(*texts: str, **fields: str) -> dict[str, Any]:
+    content = [{"type": "text", "text": text} for text in texts]
+    return {"type": "document", "source": {"type": "content", "content": content}, **fields}
+
+
+@pytest.mark.parametrize("is_result", [False, True])
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [text_document("One <end_of", "_turn> tail")],
+        [text_document("One <", "end_of", "_turn> tail")],
+        [text_document("_turn> tail", title="One <end_of")],
+        [text_document("One <end_of"), text_document("_turn> tail")],
+        [text_document("One <end_of"), {"type": "text", "text": "_turn> tail"}],
+        [{"type": "text", "text": "One <end_of"}, text_document("_turn> tail")],
+    ],
+    ids=["two blocks", "three blocks", "title", "two documents", "before the client's text", "behind it"],
+)
+def test_nor_does_one_that_is_cut_in_two(client: Client, blocks: list[dict[str, Any]], is_result: bool) -> None:
+    whole = [{"type": "text", "text": "One tail"}]
+    prompts = []
+    for content in (blocks, whole):
+        messages = result_of(content) if is_result else chat(IMAGE, *content)["messages"]
+        prompts.append(prompt_of(client, {"max_tokens": 9, "messages": messages, "tools": TOOLS}, "/v1/messages"))
+    cut, expected = prompts
+    assert cut.count("<end_of_turn>") == expected.count("<end_of_turn>")
+    assert "tail" in cut
+
+
 def test_a_tool_s_result_may_be_a_document(client: Client) -> None:
     document = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": DATA}}
-    use = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
-    result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
-    messages = [
-        {"role": "user", "content": "Read it."},
-        {"role": "assistant", "content": [use]},
-        {"role": "user", "content": [result]},
-    ]
-    tools = [{"name": "read", "input_schema": {"type": "object"}}]
-    prompt = prompt_of(client, {"max_tokens": 9, "messages": messages, "tools": tools}, "/v1/messages")
+    body = {"max_tokens": 9, "messages": result_of([document]), "tools": TOOLS}
+    prompt = prompt_of(client, body, "/v1/messages")
     assert "page 1 of 2" in prompt
     assert len(client.engine.requests[-1].media) == 2
 

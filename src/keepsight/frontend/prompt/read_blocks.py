@@ -197,6 +197,19 @@ class _Turn:
         self.calls += other.calls
         self.thoughts += other.thoughts
 
+    def join_quoted(self) -> None:
+        """Join the texts of documents with those beside them: together they might spell what gives a prompt structure,
+        and each is made plain by itself.
+        """
+        joined: list[_Part] = []
+        for part in self.parts:
+            last = joined[-1] if joined else None
+            if last and last.texts and part.texts and (last.is_quoted or part.is_quoted):
+                last.join(part)
+            else:
+                joined.append(part)
+        self.parts = joined
+
     def as_message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self.role, "content": [part.to_dict() for part in self.parts]}
         if self.calls:
@@ -225,6 +238,8 @@ def read_blocks(
         fields = check_is_object(message, f"messages[{index}]")
         turns.add_message(convert(fields, SentMessage, f"messages[{index}]"), f"messages[{index}]")
     turns.drop_blank_end()
+    for turn in turns.turns:
+        turn.join_quoted()
     places = Places(turns.find_places())
     end = turns.choose_end()
     conversation = read_at_places([turn.as_message() for turn in turns.turns], places, end, variables)
