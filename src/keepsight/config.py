@@ -186,7 +186,8 @@ class Config:
     mm_shm_cache_max_object_size_mb: float = 128
     # Fraction (0 to 1) of the processor cache's hits that are recomputed and compared bit for bit.
     verify_hits: float = 0.0
-    # Processes (threads in `LLM`) that decode and resize pictures; None: one for each core.
+    # Processes that decode and resize pictures, as many for films and as many for looks (threads in `LLM`); None: one
+    # for each core.
     media_workers: int | None = None
 
     # Limits of a request: the number of pictures, films and sounds, including those of earlier turns; pixels (of a
