@@ -50,6 +50,17 @@ def test_the_folder_itself_may_be_a_link(folder: Path) -> None:
         assert read(link, f"file://{base}/a.png") == b"picture"
 
 
+@pytest.mark.parametrize("spelling", ["../link", "./../link", "{}/pictures2/../link", "/{}/link", "{}/./link/."])
+def test_the_folder_may_be_given_with_dots_and_slashes(
+    folder: Path, spelling: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder.parent / "link").symlink_to(folder)
+    monkeypatch.chdir(folder.parent / "pictures2")
+    files = LocalFiles(spelling.format(folder.parent), 100)
+    for base in (folder, folder.parent / "link", f"/{folder}"):
+        assert files.read(f"file://{base}/a.png", "url", RequestBytes(100)) == b"picture"
+
+
 @pytest.mark.parametrize(
     "path",
     ["../secret", "%2e%2e/secret", "inner/../../secret", "../pictures2/secret", "out", "out_dir/secret", "../none"],

@@ -17,7 +17,7 @@ class LocalFiles:
         """If `folder` is None, no file may be read."""
         self._folder = None if folder is None else Path(folder).resolve()
         # The folder as the operator may have told it to clients.
-        self._spellings = () if folder is None else (Path(folder).absolute(), Path(folder).resolve())
+        self._spellings = () if folder is None else (_spell(folder), Path(folder).resolve())
         self._max_bytes = max_bytes
 
     def read(self, url: str, field: str, budget: RequestBytes) -> bytes:
@@ -40,7 +40,7 @@ class LocalFiles:
 
     def _find(self, path: str, folder: Path, field: str) -> Path:
         # Without looking: where a path through other folders leads would tell which links and processes there are.
-        spelled = Path(os.path.normpath(path))
+        spelled = _spell(path)
         is_below = any(map(spelled.is_relative_to, self._spellings))
         if not is_below or not (found := spelled.resolve()).is_relative_to(folder):
             # The same message whether the file exists or not.
@@ -60,6 +60,11 @@ def _path_of(url: str, field: str) -> str:
     if parts.query or parts.fragment:
         raise MediaRefusedError(field, "in a file: URL '?' and '#' must be percent-encoded")
     return unquote(parts.path, errors="strict")
+
+
+def _spell(path: Path | str) -> Path:
+    """Return the absolute path without dots, links as they are. POSIX lets two slashes at its beginning mean more."""
+    return Path("/" + os.path.normpath(Path(path).absolute()).lstrip("/"))
 
 
 def _check_opened(path: Path, opened: os.stat_result, field: str) -> None:
