@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import logging
 import socket
 from ipaddress import ip_address
 
@@ -100,8 +102,9 @@ def test_a_host_that_nobody_knows_is_told_from_one_of_the_inner_network_only_in_
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def resolve(_host: str, _port: int) -> list[str]:
-        raise OSError("no such name")
+        raise socket.gaierror(socket.EAI_NONAME, "no such name")
 
+    caplog.set_level(logging.INFO)
     errors = []
     for guard in (NetworkGuard(resolve=resolve), guard_of("10.0.0.1")):
         with pytest.raises(UrlFault) as caught:
@@ -112,15 +115,40 @@ def test_a_host_that_nobody_knows_is_told_from_one_of_the_inner_network_only_in_
     assert (unknown.status, unknown.code) == (inner.status, inner.code)
     assert "no such name" in caplog.messages[0]
     assert "10.0.0.1" in caplog.messages[1]
+    assert [each.levelno for each in caplog.records] == [logging.INFO, logging.WARNING], "anybody can ask for no host"
 
 
-def test_name_servers_that_do_not_answer_are_no_refusal() -> None:
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"), MediaFetchError),
+        (socket.gaierror(socket.EAI_FAIL, "Non-recoverable failure in name resolution"), MediaFetchError),
+        (socket.gaierror(socket.EAI_MEMORY, "Memory allocation failure"), MediaFetchError),
+        (socket.gaierror(socket.EAI_SYSTEM, "System error"), MediaFetchError),
+        (OSError(errno.EMFILE, "Too many open files"), MediaFetchError),
+        (socket.gaierror(socket.EAI_NODATA, "No address associated with hostname"), MediaRefusedError),
+        (UnicodeError("label too long"), MediaRefusedError),
+    ],
+)
+def test_a_lookup_that_fails_is_no_refusal(
+    error: Exception, expected: type[Exception], caplog: pytest.LogCaptureFixture
+) -> None:
     async def resolve(_host: str, _port: int) -> list[str]:
-        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        raise error
 
+    caplog.set_level(logging.INFO)
     with pytest.raises(UrlFault) as caught:
-        find(NetworkGuard(resolve=resolve))
-    assert isinstance(caught.value.under("url"), MediaFetchError)
+        find(NetworkGuard(resolve=resolve), "a" * 4000)
+    assert type(caught.value.under("url")) is expected
+    [message] = caplog.messages
+    assert str(error) in message
+    assert len(message) < 250, "a client chose its host"
+
+
+def test_the_log_of_a_host_that_is_not_public_is_short(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(UrlFault):
+        find(guard_of("10.0.0.1"), "a" * 4000)
+    assert len(caplog.messages[0]) < 250
 
 
 def test_only_listed_hosts_are_asked_by_whatever_spelling() -> None:

@@ -25,6 +25,7 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 # The most addresses tried per name.
 MAX_ADDRESSES = 4
 ATTEMPT_SECONDS = 3.0
+_NOT_FOUND = (socket.EAI_NONAME, socket.EAI_NODATA)
 
 # Spelled out, because the results of Python's `is_global` differ between versions.
 _NOT_PUBLIC_V4 = [
@@ -105,13 +106,14 @@ class NetworkGuard:
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
-            logger.warning("a picture's host %r was not found: %s", host, error)
-            if isinstance(error, socket.gaierror) and error.errno == socket.EAI_AGAIN:
-                raise UrlFault(MediaFetchError, "no name server answers at the moment") from error
+            if isinstance(error, OSError) and not (isinstance(error, socket.gaierror) and error.errno in _NOT_FOUND):
+                logger.warning("a picture's host %r could not be looked up: %s", host[:80], error)
+                raise UrlFault(MediaFetchError, "its host cannot be looked up at the moment") from error
+            logger.info("a picture's host %r was not found: %s", host[:80], error)
             raise fault from error
         for address in addresses:
             if not self._is_allowed(ip_address(address)):
-                logger.warning("a picture's host %r is at %s, which is not public: refused", host, address)
+                logger.warning("a picture's host %r is at %s, which is not public: refused", host[:80], address)
                 raise fault
         return _alternate(addresses)[:MAX_ADDRESSES]
 
