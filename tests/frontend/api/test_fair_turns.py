@@ -4,6 +4,8 @@ import pytest
 
 from keepsight.frontend.api.fair_turns import FairTurns
 
+SOON = 20  # seconds; normally takes much less
+
 
 async def hold(turns: FairTurns, tenant: str, name: str, begun: list[str], may_end: asyncio.Event) -> None:
     async with turns.take(tenant):
@@ -40,15 +42,40 @@ def test_the_turn_of_one_who_leaves_goes_to_the_next(has_just_come: bool) -> Non
             asyncio.create_task(hold(turns, "a", name, begun, may_end)) for name in ("first", "second", "third")
         )
         await let_all_run()
-        if has_just_come:
-            turns._pass_on()
-        second.cancel()
         may_end.set()
-        await asyncio.gather(first, third)
-        assert second.cancelled() or await asyncio.wait({second})
-        async with turns.take("b"):
+        if has_just_come:
+            await asyncio.sleep(0)  # the first ends, and the second does not know yet
+            [[turn]] = turns._waiting.values()
+            assert first.done()
+            assert not turn.done(), "the third's"
+        second.cancel()
+        await asyncio.wait_for(asyncio.gather(first, third), SOON)
+        assert second.cancelled()
+        async with asyncio.timeout(SOON), turns.take("b"):
             begun.append("later")
-        assert turns._num_free == 1 + has_just_come
+        assert (turns._num_free, turns._waiting) == (1, {})
         return begun
 
     assert asyncio.run(run()) == ["first", "third", "later"]
+
+
+@pytest.mark.parametrize("have_noticed", [True, False])
+def test_a_tenant_whose_clients_leave_keeps_its_place(have_noticed: bool) -> None:
+    async def run() -> list[str]:
+        turns, begun, may_end = FairTurns(1), list[str](), asyncio.Event()
+        asked = [("a", "a0"), ("b", "b0"), ("b", "b1"), ("b", "b2"), ("c", "c0"), ("c", "c1"), ("d", "d0")]
+        tasks = {name: asyncio.create_task(hold(turns, tenant, name, begun, may_end)) for tenant, name in asked}
+        await let_all_run()
+        leaving = [tasks.pop(name) for name in ("b0", "b1", "d0")]
+        if not have_noticed:
+            may_end.set()  # the turn is passed on before their tasks run
+        for each in leaving:
+            each.cancel()
+        if have_noticed:
+            await let_all_run()
+            may_end.set()
+        await asyncio.wait_for(asyncio.gather(*tasks.values()), SOON)
+        assert (turns._num_free, turns._waiting) == (1, {})
+        return begun
+
+    assert asyncio.run(run()) == ["a0", "b2", "c0", "c1"]

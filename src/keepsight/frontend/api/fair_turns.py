@@ -32,18 +32,28 @@ class FairTurns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # its turn had just come
+            if turn.cancelled():
+                self._remove(tenant, turn)
+            else:  # its turn had just come
                 self._pass_on()
             raise
 
     def _pass_on(self) -> None:
         while self._waiting:
-            tenant = next(iter(self._waiting))
-            queue = self._waiting.pop(tenant)
-            turn = queue.popleft()
-            if queue:
-                self._waiting[tenant] = queue
-            if not turn.done():
+            tenant, queue = next(iter(self._waiting.items()))
+            turn = queue[0]
+            self._remove(tenant, turn)
+            if not turn.cancelled():
+                if queue:
+                    self._waiting[tenant] = self._waiting.pop(tenant)
                 turn.set_result(None)
                 return
         self._num_free += 1
+
+    def _remove(self, tenant: str, turn: asyncio.Future[None]) -> None:
+        """Remove a turn if it waits; its tenant keeps its place among the others."""
+        queue = self._waiting.get(tenant, deque())
+        if turn in queue:
+            queue.remove(turn)
+            if not queue:
+                del self._waiting[tenant]
