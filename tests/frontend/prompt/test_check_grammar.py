@@ -73,7 +73,15 @@ def test_what_the_engine_would_refuse_while_it_compiles_is_refused() -> None:
 
 @pytest.mark.parametrize(
     "tokens",
-    ["<end_of_turn>", "<|im_end|> <tool_call>", "<\uff5ctool\u2581call\uff5c>", "<[7]> <[262143]>", "<[^5-9]> <[*]>"],
+    [
+        "<end_of_turn>",
+        "<|im_end|> <tool_call>",
+        "<\uff5ctool\u2581call\uff5c>",
+        '<|"|> <\\> <a\\"b>',
+        f"<{'a' * 253}> <{'ä' * 126}>",
+        "<[7]> <[262143]>",
+        "<[^5-9]> <[*]>",
+    ],
 )
 @pytest.mark.parametrize("is_ascii", [True, False])
 def test_a_grammar_may_refer_to_tokens_which_only_the_engine_knows(tokens: str, is_ascii: bool) -> None:

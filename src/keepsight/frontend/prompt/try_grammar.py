@@ -13,8 +13,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 # No vocabulary is larger.
 MAX_TOKENS = 2**19
-# As JSON writes it. llguidance fails on names of 256 bytes and more.
-_TOKEN = re.compile(r"<(?:[^<>\s\\\"]|\\u[0-9a-f]{4}){1,80}>")
+_TOKEN = re.compile(r"<[^<>\s]+>")
+# llguidance fails on longer names.
+MAX_NAME_BYTES = 255
 
 
 class _Bytes:
@@ -23,8 +24,7 @@ class _Bytes:
     bos_token_id = None
 
     def __init__(self, grammar: str) -> None:
-        found = _TOKEN.findall(grammar) if '"lark_grammar"' in grammar else []
-        names = {json.loads(f'"{each}"') for each in found}
+        names = {name for name in _find_names(grammar) if len(name.encode()) <= MAX_NAME_BYTES}
         ids = [int(each) for name in names if name.startswith("<[") for each in re.findall("[0-9]{1,9}", name)]
         self.tokens = [*(bytes([each]) for each in range(256)), b"<eos>", *(name.encode() for name in sorted(names))]
         self.eos_token_id = 256
@@ -33,6 +33,10 @@ class _Bytes:
 
     def __call__(self, text: str) -> list[int]:
         return [*text.encode()]
+
+
+def _find_names(grammar: str) -> list[str]:
+    return [name for part in json.loads(grammar)["grammars"] for name in _TOKEN.findall(part.get("lark_grammar", ""))]
 
 
 def find_fault(grammar: str, max_lexer_states: int, max_items_in_row: int) -> str:
