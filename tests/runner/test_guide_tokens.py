@@ -8,12 +8,11 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import tokenizers
 import torch
-from llguidance import LLMatcher
 from tokenizers import pre_tokenizers
 
 from keepsight.demo import checkpoint_path
@@ -21,7 +20,7 @@ from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest, ThoughtTokens
-from keepsight.runner.guide_tokens import Guide, GuideMaker, GuideTime, forbid_tokens
+from keepsight.runner.guide_tokens import CompiledGrammar, Guide, GuideMaker, GuideTime, forbid_tokens
 from keepsight.runner.sample_tokens import SamplingState, TokenConstraints, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
@@ -359,7 +358,7 @@ def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_grammar_whose_compilation_was_dropped_is_waited_for_with_the_first_token() -> None:
-    compiled: Future[LLMatcher] = Future()
+    compiled = Future[CompiledGrammar]()
     guide, asked = Guide(compiled, "structured_outputs.regex"), threading.Event()
 
     def ask() -> None:
@@ -484,10 +483,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> ThreadClock:
     return clock
 
 
-def slow_guide(clock: ThreadClock, time: GuideTime | None = None) -> Guide:
-    compiled: Future[Any] = Future()
-    compiled.set_result(SlowMatcher(clock))
-    return Guide(compiled, "structured_outputs.grammar", time=time)
+def compile_slowly(clock: ThreadClock) -> Future[CompiledGrammar]:
+    compiled, matcher = Future[CompiledGrammar](), cast(Any, SlowMatcher(clock))
+    compiled.set_result(CompiledGrammar(matcher))
+    return compiled
+
+
+def slow_guide(
+    clock: ThreadClock, time: GuideTime | None = None, compiled: Future[CompiledGrammar] | None = None
+) -> Guide:
+    return Guide(compiled or compile_slowly(clock), "structured_outputs.grammar", time=time)
 
 
 def ask_for_tokens(guide: Guide, count: int) -> int:
@@ -513,6 +518,34 @@ def test_a_grammar_whose_tokens_stay_slow_to_find_is_at_fault(
     assert guide.fault.field == "structured_outputs.grammar"
     assert "takes more than 0.05 seconds" in guide.fault.message
     assert other.fault is None
+
+
+@pytest.mark.parametrize("is_slow_to_follow", [False, True])
+def test_a_grammar_that_was_too_slow_is_not_followed_again(clock: ThreadClock, is_slow_to_follow: bool) -> None:
+    compiled = compile_slowly(clock)
+    clock.seconds_per_mask, clock.seconds_per_token = (0, 1.5) if is_slow_to_follow else (1.5, 0)
+    running = slow_guide(clock, compiled=compiled)
+    # As if it was asked for by a client that left at once: nothing asks this guide for another token.
+    guide = slow_guide(clock, compiled=compiled)
+    running.mask()
+    running.follow(20)
+    spent = clock.now
+    assert ask_for_tokens(guide, 100) == 0
+    assert clock.now == spent
+    assert guide.fault is not None
+    assert guide.fault.field == "structured_outputs.grammar"
+    assert "takes more than 0.05 seconds" in guide.fault.message
+
+
+def test_answers_in_progress_do_not_end_because_another_was_too_slow(clock: ThreadClock) -> None:
+    compiled = compile_slowly(clock)
+    early, slow = (slow_guide(clock, compiled=compiled) for _ in range(2))
+    assert ask_for_tokens(early, 1) == 1
+    clock.seconds_per_mask = 1.5
+    slow.mask()
+    clock.seconds_per_mask = 0
+    assert ask_for_tokens(early, 10) == 10
+    assert ask_for_tokens(slow, 1) == 0
 
 
 def test_a_few_slow_masks_and_masks_that_are_never_very_slow_are_fine(clock: ThreadClock) -> None:

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import thread_time
 from typing import TYPE_CHECKING
@@ -38,6 +39,7 @@ MAX_KEPT = 64
 # An object with 2,000 optional properties takes 10 ms, JSON in GBNF 20 ms with the largest vocabularies.
 SECONDS_PER_TOKEN = 0.05
 MAX_EXCESS_SECONDS = 1.0
+_TOO_SLOW = f"finding the next tokens takes more than {SECONDS_PER_TOKEN} seconds for each"
 
 
 class GrammarError(Exception):
@@ -65,12 +67,24 @@ class GuideTime:
         return self._excess > MAX_EXCESS_SECONDS
 
 
+@dataclass(slots=True)
+class CompiledGrammar:
+    matcher: "LLMatcher"
+    # Set once a request has spent its time on it: each that asks for it again would stall everybody again.
+    is_too_slow: bool = False
+
+    def begin(self) -> "LLMatcher":
+        if self.is_too_slow:
+            raise GrammarError(_TOO_SLOW)
+        return self.matcher.deep_copy()
+
+
 class Guide:
     """One sequence's place in its grammar."""
 
     def __init__(
         self,
-        compiled: "Future[LLMatcher]",
+        compiled: Future[CompiledGrammar],
         field: str,
         thought: ThoughtTokens | None = None,
         time: GuideTime | None = None,
@@ -93,7 +107,7 @@ class Guide:
             return None
         with self._time.counting(SECONDS_PER_TOKEN):
             mask: bytes = matcher.compute_bitmask()
-        self._note_fault(matcher)
+        self._note_faults(matcher)
         if self.fault:
             return None
         return mask if self._opening is None else _with_token(mask, self._opening)
@@ -111,15 +125,15 @@ class Guide:
         if matcher is not None and not matcher.is_stopped():
             with self._time.counting():
                 matcher.consume_token(token_id)
-            self._note_fault(matcher)
+            self._note_faults(matcher)
 
     def _find_matcher(self) -> "LLMatcher | None":
         """Return this guide's matcher, which rarely has to be waited for; None if there is a fault."""
         if self._time.is_spent and self.fault is None:
-            self._blame_grammar(f"finding the next tokens takes more than {SECONDS_PER_TOKEN} seconds for each")
+            self._blame_grammar(_TOO_SLOW)
         if self._matcher is None and self.fault is None:
             try:
-                self._matcher = self._compiled.result().deep_copy()
+                self._matcher = self._compiled.result().begin()
             except GrammarError as error:
                 self._blame_grammar(str(error))
             except Exception as error:
@@ -127,7 +141,9 @@ class Guide:
                 self.fault = Fault(f"structured outputs: {error}")
         return None if self.fault else self._matcher
 
-    def _note_fault(self, matcher: "LLMatcher") -> None:
+    def _note_faults(self, matcher: "LLMatcher") -> None:
+        if self._time.is_spent:
+            self._compiled.result().is_too_slow = True
         if matcher.is_error():
             self._blame_grammar(_short_error(matcher))
 
@@ -143,9 +159,9 @@ class GuideMaker:
         # Starts with the first grammar.
         self._thread = ThreadPoolExecutor(1, "guides")
         self._tokenizer: LLTokenizer | None = None
-        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, Future[CompiledGrammar]] = OrderedDict()
         # All that are kept here or held by whoever waits for them or uses them.
-        self._in_use = WeakValueDictionary[str, "Future[LLMatcher]"]()
+        self._in_use = WeakValueDictionary[str, Future[CompiledGrammar]]()
 
     def prepare(self) -> "Future[LLTokenizer]":
         """Read the tokenizer now instead of with the first grammar.
@@ -155,7 +171,7 @@ class GuideMaker:
         """
         return self._thread.submit(self._find_tokenizer)
 
-    def compile(self, form: StructuredOutputsParams) -> "Future[LLMatcher]":
+    def compile(self, form: StructuredOutputsParams) -> Future[CompiledGrammar]:
         """Begin to compile a form's grammar unless it is kept, or being compiled."""
         grammar = form.to_grammar()
         compiled = self._in_use.get(grammar)
@@ -185,14 +201,14 @@ class GuideMaker:
             self._tokenizer = LLTokenizer(TokenizerWrapper(vocabulary), eos_token=vocabulary.end_ids or None)
         return self._tokenizer
 
-    def _compile(self, grammar: str) -> "LLMatcher":
+    def _compile(self, grammar: str) -> CompiledGrammar:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_items_in_row=MAX_ITEMS_IN_ROW)
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_short_error(matcher))
-        return matcher
+        return CompiledGrammar(matcher)
 
 
 def _short_error(matcher: "LLMatcher") -> str:
