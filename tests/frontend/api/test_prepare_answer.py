@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
+from starlette.requests import ClientDisconnect
 
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
@@ -20,13 +21,14 @@ from keepsight.frontend.api.prepare_answer import (
     MAX_PICTURES_ON_LOOP,
     MAX_URL_BYTES_ON_LOOP,
     AnswerPreparer,
+    Client,
 )
 from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import CallForm
-from keepsight.frontend.prompt.check_grammar import GrammarChecker
+from keepsight.frontend.prompt.check_grammar import NUM_PROCESSES, GrammarChecker
 from keepsight.frontend.prompt.read_messages import Conversation
 from tests.drawn import ask, by_url, to_data_url, to_png
 from tests.wait_until import wait_until
@@ -157,25 +159,65 @@ def test_grammars_that_take_long_to_try_delay_neither_known_forms_nor_media_nor_
 
     async def prepare(tenant: str, *content: Any, **fields: Any) -> Any:
         body = json.dumps({"messages": ask(*content), **fields}).encode()
-        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body), tenant)
+        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body), Client(tenant))
 
     async def prepare_all() -> None:
         await prepare("b", "What?", guided_regex="known")
         slow = [asyncio.create_task(prepare("a", "What?", guided_regex=f"slow{number}")) for number in range(70)]
-        for _ in range(3):
-            await asyncio.to_thread(num_tries.acquire)
         try:
+            for _ in range(3):
+                assert await asyncio.to_thread(num_tries.acquire, timeout=SOON / 2)
             known = asyncio.create_task(prepare("b", "What?", guided_regex="known"))
             film = asyncio.create_task(prepare("b", FILM, "What?"))
             new = asyncio.create_task(prepare("b", "What?", guided_regex="new"))
             await asyncio.wait_for(asyncio.wait({known, film}), SOON / 2)
             assert known.exception() is None
             assert isinstance(film.exception(), KeepsightError), "it is no film"
+            async with asyncio.timeout(SOON / 2):
+                while "b" not in answers._tries._waiting:
+                    await asyncio.sleep(0.005)
             assert not any(each.done() for each in (*slow, new))
         finally:
             may_end.set()
             await asyncio.gather(new, *slow)
         assert any("new" in each for each in tried[:6]), "its turn came before those of the tenant that asked for 70"
+
+    asyncio.run(prepare_all())
+
+
+def test_the_grammar_of_a_client_that_leaves_while_it_waits_for_a_turn_is_not_tried(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    preparer, may_end, tried = RequestPreparer.from_config(Config()), threading.Event(), list[str]()
+
+    def try_slowly(grammar: str) -> str:
+        tried.append(grammar)
+        assert may_end.wait(SOON)
+        return ""
+
+    monkeypatch.setattr("keepsight.frontend.prompt.check_grammar._CHECKER", GrammarChecker())
+    monkeypatch.setattr("keepsight.frontend.prompt.check_grammar._try_to_compile", try_slowly)
+    answers = make_answers(preparer)
+
+    async def leave() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def prepare(name: str, client: Client) -> Any:
+        body = json.dumps({"messages": ask("What?"), "guided_regex": name}).encode()
+        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body), client)
+
+    async def prepare_all() -> None:
+        slow = [asyncio.create_task(prepare(f"slow{number}", Client())) for number in range(NUM_PROCESSES)]
+        try:
+            await asyncio.to_thread(wait_until, lambda: len(tried) == NUM_PROCESSES)
+            with pytest.raises(ClientDisconnect):
+                await asyncio.wait_for(prepare("left", Client(receive=leave)), SOON / 2)
+        finally:
+            may_end.set()
+            await asyncio.gather(*slow)
+        await prepare("new", Client(receive=leave))
+        assert not any("left" in each for each in tried)
+        assert answers._tries._num_free == NUM_PROCESSES
 
     asyncio.run(prepare_all())
 

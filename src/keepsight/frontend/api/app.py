@@ -41,7 +41,7 @@ from keepsight.frontend.api.messages_request import parse_count_tokens_request, 
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.pixel_pins import PixelPins
-from keepsight.frontend.api.prepare_answer import AnswerPreparer
+from keepsight.frontend.api.prepare_answer import AnswerPreparer, Client
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
 from keepsight.frontend.api.request_log import HEADERS as REQUEST_ID_HEADERS
@@ -166,7 +166,7 @@ class Api:
     async def _prepare_messages(self, http: Request, request: ChatRequest, num_bytes: int) -> _Prepared:
         """`num_bytes`: size of what the messages were read from."""
         salt, downloaded = await self._fetch(http, request)
-        answer = await self._answers.chat(request, salt, downloaded, num_bytes, tenant_of(http))
+        answer = await self._answers.chat(request, salt, downloaded, num_bytes, Client(tenant_of(http), http.receive))
         return answer, await self._pin_handles(http, request.messages, *answer.prompts)
 
     async def _pin_handles(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> UsedMedia:
@@ -179,7 +179,7 @@ class Api:
         request = await _parse(parse_completion_request, body)
         self.served.check(request.model)
         salt = isolate_salt(self._settings, http, request.cache_salt)
-        return await self._answers.completion(request, salt, tenant_of(http)), NOTHING_USED
+        return await self._answers.completion(request, salt, Client(tenant_of(http), http.receive)), NOTHING_USED
 
     async def prepare_embeddings(self, http: Request, body: Buffer) -> _Prepared:
         request = await _parse(parse_embeddings_request, body)

@@ -7,12 +7,14 @@ known, so that nothing of them has to be read.
 import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Message, Receive
 
 from keepsight.errors import InvalidArgumentError, renaming_fields
 from keepsight.frontend.api.answer import AnswerTerms
@@ -38,6 +40,7 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeResponse,
 )
 from keepsight.frontend.api.tool_fields import CallTerms
+from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.intake.media_intake import Downloaded
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -66,6 +69,21 @@ MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
 
 
+async def _never_leave() -> Message:
+    return await asyncio.Future()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who waits for a turn, by tenant, and until when: `receive` tells that the client has left."""
+
+    tenant: str = ""
+    receive: Receive = _never_leave
+
+
+_SOMEBODY = Client()
+
+
 @dataclass(frozen=True, slots=True)
 class AnswerPreparer:
     """Prepares answers. `cache_salt` is the effective salt, which may depend on more than the request's own field."""
@@ -85,7 +103,7 @@ class AnswerPreparer:
         cache_salt: str | None,
         downloaded: Downloaded,
         num_bytes: int,
-        tenant: str = "",
+        client: Client = _SOMEBODY,
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
         """Prepare the answer to a chat. `num_bytes`: the size of all that the request was read from."""
         little = (
@@ -96,7 +114,7 @@ class AnswerPreparer:
             if little:
                 prepared, calls = prepare()
             else:
-                prepared, calls = await self._on_thread(prepare, request.messages, tenant)
+                prepared, calls = await self._on_thread(prepare, request.messages, client)
             with prepared.free_names_if_refused():
                 _check_size_of_answer(request, [prepared])
         answered = request.without_bulky_fields()
@@ -108,7 +126,7 @@ class AnswerPreparer:
         return ChatAnswer(answered, terms)
 
     async def _on_thread(
-        self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, tenant: str = ""
+        self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, client: Client = _SOMEBODY
     ) -> Prepared:
         """Run `prepare` on a thread; again each time that it needs a grammar which has to be tried first."""
         while True:
@@ -117,7 +135,8 @@ class AnswerPreparer:
                     return await self._on_waiting_thread(prepare, conversation)
             except UnknownGrammarError as unknown:
                 grammar = unknown.grammar
-            async with self._tries.take(tenant):
+            async with AsyncExitStack() as turn:
+                await unless_client_leaves(client.receive, turn.enter_async_context(self._tries.take(client.tenant)))
                 await run_in_threadpool(try_grammar, grammar)
 
     async def _on_waiting_thread(self, prepare: Callable[[], Prepared], conversation: Conversation | None) -> Prepared:
@@ -138,10 +157,10 @@ class AnswerPreparer:
         return prepared, calls
 
     async def completion(
-        self, request: CompletionRequest, cache_salt: str | None, tenant: str = ""
+        self, request: CompletionRequest, cache_salt: str | None, client: Client = _SOMEBODY
     ) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, request, cache_salt)
-        prompts = await self._on_thread(prepare, tenant=tenant)
+        prompts = await self._on_thread(prepare, client=client)
         # Each choice repeats what is told of its prompt.
         _check_size_of_answer(request, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # The encoded embeddings may be megabytes, and have been decoded by now.
