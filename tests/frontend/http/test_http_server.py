@@ -173,7 +173,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_ends(engine
         assert has_ended.wait(PATIENCE)
 
 
-TLS = {"ssl_certfile": str(PEM)}
+TLS: dict[str, Any] = {"ssl_certfile": str(PEM)}
 SCHEMES: list[dict[str, Any]] = [{}, TLS]
 
 
@@ -684,6 +684,31 @@ def test_shutdown_does_not_wait_for_an_idle_client_to_close_tls() -> None:
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
         # The server has ended by now, sooner than asyncio's own timeout for closing.
         client.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_shutdown_does_not_wait_for_a_client_that_vanished_once_it_had_read_everything(
+    loop: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    server = make_server(tell_some, ApiSettings(slow_client_seconds=2 * PATIENCE, **TLS))
+    server.config.loop = loop
+    connections = server.server_state.connections
+
+    def count_end_of_tls(_: object) -> int:
+        return 24 if any(each.transport.is_closing() for each in connections) else 0
+
+    monkeypatch.setattr(slow_client_limits, "count_unacknowledged", count_end_of_tls)
+    with run(server) as port, connected(port, b"") as connection:
+        client = over(TLS, connection)
+        client.sendall(VERSION)
+        num_read = 0
+        while num_read < 30_000:
+            num_read += len(client.recv(65536))
+        await_true(lambda: all(each.cycle.response_complete for each in connections))  # type: ignore[union-attr]
+        server.should_exit = True
+        await_true(lambda: not connections)
+    assert "did not read" not in caplog.text
 
 
 def test_a_large_body_is_read_whole_over_https() -> None:

@@ -75,18 +75,24 @@ class TlsTransport:
         self._transport = transport
         self._to_read = Deadline(patience_seconds, "did not read its last answer", partial(count_unread, transport))
         self._next_look: asyncio.TimerHandle | None = None
+        # When it was closed.
+        self._had_read_all = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def get_write_buffer_size(self) -> int:
         """Include what the kernel holds: only then the transport below TLS may hold more, which is counted nowhere."""
+        if self._had_read_all:
+            return 0  # what the kernel holds is the end of TLS, and not for the client to read
         return self._transport.get_write_buffer_size() + count_unacknowledged(self._connection)
 
     def close(self) -> None:
         if not self._transport.is_closing():  # asyncio's own can be closed only once
+            self._had_read_all = not self.get_write_buffer_size()
             self._transport.close()
-            self._to_read.start(self._transport)
+            if not self._had_read_all:
+                self._to_read.start(self._transport)
             self._look_later()
 
     def stop_timers(self) -> None:
