@@ -228,6 +228,38 @@ def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(setti
 
 
 @pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_client_that_ends_tls_within_an_answer_and_reads_no_more_is_disconnected(loop: str) -> None:
+    has_begun, was_told = threading.Event(), threading.Event()
+
+    async def tell_on(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        # More than the kernel takes, and less than pauses the writing.
+        await send({"type": "http.response.body", "body": b"x" * 300_000, "more_body": True})
+        await receive()
+        leaving = asyncio.ensure_future(receive())
+        while not leaving.done():
+            await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            has_begun.set()
+            await asyncio.sleep(0.01)
+        was_told.set()
+
+    server = make_server(tell_on, ApiSettings(slow_client_seconds=2, **TLS))
+    server.config.loop = loop
+    with run(server) as port, connected(port, b"") as connection:
+        client = ssl._create_unverified_context().wrap_socket(connection)
+        await_true(lambda: server.server_state.connections)
+        [protocol] = server.server_state.connections
+        ours = protocol.transport.get_extra_info("socket")
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        client.sendall(VERSION)
+        assert has_begun.wait(PATIENCE)
+        client.setblocking(False)
+        with suppress(ssl.SSLError):  # it waits for no answer
+            client.unwrap()
+        assert was_told.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
 @pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
 @pytest.mark.parametrize("reason", ["close", "idle", "shutdown", "close and shutdown"])
 def test_a_connection_that_ends_lets_its_client_read_the_last_answer_first(
@@ -269,7 +301,7 @@ def has_unsent_bytes(server: FairAcceptServer) -> bool:
     return True
 
 
-def await_true(condition: Callable[[], bool]) -> None:
+def await_true(condition: Callable[[], object]) -> None:
     end = time.monotonic() + PATIENCE
     while not condition():
         assert time.monotonic() < end

@@ -209,6 +209,11 @@ class SlowClientLimits(asyncio.Protocol):
         self._to_read.stop()
         self._watch_reading()
 
+    def eof_received(self) -> None:
+        """Close, which starts the limits of closing: uvloop begins to end TLS without closing its transport."""
+        super().eof_received()
+        self.transport.close()
+
     def connection_lost(self, error: Exception | None) -> None:
         self._to_ask.stop()
         self._to_read.stop()
