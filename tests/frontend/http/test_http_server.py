@@ -210,13 +210,21 @@ def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(
 
 
 @pytest.mark.parametrize("settings", SCHEMES, ids=["plain", "tls"])
-def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+@pytest.mark.parametrize("ends_first", [False, True])
+def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(
+    settings: dict[str, Any], implementation: Any, ends_first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+
     async def fail_at_last(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == "/version":
             await tell_some(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 10_000, "more_body": True})
+        while ends_first and not all(each.transport.is_closing() for each in server.server_state.connections):
+            await asyncio.sleep(0.001)
         raise ValueError
 
     server = make_server(fail_at_last, ApiSettings(slow_client_seconds=0.3, **settings))
@@ -224,6 +232,30 @@ def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(setti
         client = over(settings, connection)
         fill_kernel(server, client)
         client.sendall(VERSION.replace(b"/version", b"/fail"))
+        if ends_first:
+            socket.socket.shutdown(client, socket.SHUT_WR)
+        await_true(lambda: not server.server_state.connections)
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_a_client_that_reads_a_little_of_an_answer_that_failed_is_disconnected(
+    implementation: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+
+    async def fail(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 200_000, "more_body": True})
+        raise ValueError
+
+    server = make_server(fail, ApiSettings(slow_client_seconds=1))
+    server.config.loop = "asyncio"  # uvloop resumes writing only once all is written
+    with run(server) as port, connected(port, b"") as client:
+        protocol = shrink_kernel(server)
+        client.sendall(VERSION)
+        await_true(protocol.transport.is_closing)
+        while protocol.flow.write_paused:
+            client.recv(2048)
         await_true(lambda: not server.server_state.connections)
 
 
@@ -247,10 +279,7 @@ def test_a_client_that_ends_tls_within_an_answer_and_reads_no_more_is_disconnect
     server.config.loop = loop
     with run(server) as port, connected(port, b"") as connection:
         client = ssl._create_unverified_context().wrap_socket(connection)
-        await_true(lambda: server.server_state.connections)
-        [protocol] = server.server_state.connections
-        ours = protocol.transport.get_extra_info("socket")
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        shrink_kernel(server)
         client.sendall(VERSION)
         assert has_begun.wait(PATIENCE)
         client.setblocking(False)
@@ -287,6 +316,14 @@ def fill_kernel(server: FairAcceptServer, client: socket.socket) -> None:
         num_sent += 1
         while state.total_requests < num_sent:
             time.sleep(0.001)
+
+
+def shrink_kernel(server: FairAcceptServer) -> Any:
+    """Let the kernel take little of what the server writes to its only client; return the connection's protocol."""
+    await_true(lambda: server.server_state.connections)
+    [protocol] = server.server_state.connections
+    protocol.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    return protocol
 
 
 def has_unsent_bytes(server: FairAcceptServer) -> bool:

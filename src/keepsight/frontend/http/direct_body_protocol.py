@@ -180,7 +180,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     def close_behind_answer(self) -> None:
         """Close the connection behind the last answer, or in the middle of one that failed."""
         is_early = self._answered.response_complete and self._answered.more_body
-        (self._close if is_early else self.close_after_reading)()
+        (self._close if is_early else self.transport.close)()
 
     def _close(self) -> None:
         """Let the client read the answer: closing would reset the connection if anything of the request is unread.

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from operator import methodcaller
 from typing import Any, ClassVar, cast
 
 import msgspec
@@ -35,7 +36,7 @@ class Deadline:
         seconds: float,
         fault: str,
         count_left: Callable[[], int] = int,
-        is_awaited: Callable[[], object] = lambda: True,
+        is_awaited: Callable[[asyncio.Transport], object] = lambda _: True,
     ) -> None:
         self._seconds, self._fault, self._count_left, self._is_awaited = seconds, fault, count_left, is_awaited
         self._timer: asyncio.TimerHandle | None = None
@@ -56,7 +57,7 @@ class Deadline:
 
     def _end(self, transport: asyncio.Transport, num_left: int) -> None:
         self._timer = None
-        if not self._is_awaited():
+        if not self._is_awaited(transport):
             return
         if num_left - self._count_left() >= MIN_BYTES_PER_SECOND * self._seconds:
             self.start(transport)
@@ -65,37 +66,45 @@ class Deadline:
         transport.abort()
 
 
-class TlsTransport:
-    """TLS's transport, whose closing is limited by how slowly the client reads, rather than to a time.
+class ClosingTransport:
+    """A transport whose closing is limited, too, by how slowly the client reads: it waits until all is sent.
 
-    Many clients do not end TLS, but a client that has not read everything cannot be expected to.
+    Over TLS it waits for the client to end TLS, too. Many clients do not, so the connection is cut off once the client
+    has read everything; until then it cannot be expected to.
     """
 
-    def __init__(self, transport: asyncio.Transport, patience_seconds: float) -> None:
-        self._transport = transport
-        self._to_read = Deadline(patience_seconds, "did not read its last answer", partial(count_unread, transport))
+    def __init__(self, transport: asyncio.Transport, to_read: Deadline) -> None:
+        self._transport, self._to_read = transport, to_read
+        self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._next_look: asyncio.TimerHandle | None = None
         # When it was closed.
         self._had_read_all = False
+        self._is_lost = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def get_write_buffer_size(self) -> int:
-        """Include what the kernel holds: only then the transport below TLS may hold more, which is counted nowhere."""
+        """Over TLS include what the kernel holds: only then the transport below may hold more, counted nowhere."""
         if self._had_read_all:
             return 0  # what the kernel holds is the end of TLS, and not for the client to read
-        return self._transport.get_write_buffer_size() + count_unacknowledged(self._connection)
+        num_held = count_unacknowledged(self._connection) if self._is_tls else 0
+        return self._transport.get_write_buffer_size() + num_held
 
     def close(self) -> None:
-        if not self._transport.is_closing():  # asyncio's own can be closed only once
+        """Start the limits even if the event loop has closed it already; uvicorn may close it after it is lost."""
+        if self._is_lost:
+            return
+        if self._is_tls and self._next_look is None:
             self._had_read_all = not self.get_write_buffer_size()
-            self._transport.close()
-            if not self._had_read_all:
-                self._to_read.start(self._transport)
             self._look_later()
+        if not self._transport.is_closing():  # asyncio's own of TLS can be closed only once
+            self._transport.close()
+        self._to_read.start(cast(asyncio.Transport, self))
 
-    def stop_timers(self) -> None:
+    def end(self) -> None:
+        """Called once the connection is lost."""
+        self._is_lost = True
         self._to_read.stop()
         if self._next_look is not None:
             self._next_look.cancel()
@@ -113,6 +122,7 @@ class TlsTransport:
         if count_acknowledged(self._connection) == num_read_before and not self.get_write_buffer_size():
             self._transport.abort()
         else:
+            self._to_read.start(cast(asyncio.Transport, self))  # it ends when the kernel is empty for a moment
             self._look_later()
 
 
@@ -129,15 +139,13 @@ class SlowClientLimits(asyncio.Protocol):
     cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        unread = partial(count_unread, transport)
-        if transport.get_extra_info("sslcontext") is not None:
-            transport = cast(asyncio.Transport, TlsTransport(transport, self.patience_seconds))
-        super().connection_made(transport)
+        unread, is_awaited = partial(count_unread, transport), methodcaller("get_write_buffer_size")
+        self._to_read = Deadline(self.patience_seconds, "did not read its answer", unread, is_awaited)
+        self._closing = ClosingTransport(transport, self._to_read)
+        super().connection_made(cast(asyncio.Transport, self._closing))
         # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = Deadline(self.patience_seconds, "sent no complete request")
-        is_awaited = transport.get_write_buffer_size
-        self._to_read = Deadline(self.patience_seconds, "did not read its answer", unread, is_awaited)
         self._to_ask.start(transport)
 
     def data_received(self, data: bytes) -> None:
@@ -150,7 +158,7 @@ class SlowClientLimits(asyncio.Protocol):
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._to_ask.stop()
-            if not self.flow.write_paused:
+            if not self.flow.write_paused and not self.transport.is_closing():
                 self._to_read.stop()  # its answer is about to be written
         else:
             self._to_ask.start(self.transport)
@@ -170,7 +178,7 @@ class SlowClientLimits(asyncio.Protocol):
         if self.transport.is_closing():
             return
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.close_after_reading()  # a refusal within an answer would be taken for a part of it
+            self.transport.close()  # a refusal within an answer would be taken for a part of it
             return
         self.on_refused()
         detail = ErrorDetail(message=message, type="invalid_request_error")
@@ -185,19 +193,14 @@ class SlowClientLimits(asyncio.Protocol):
     def _close(self) -> None:
         self.transport.close()
 
-    def close_after_reading(self) -> None:
-        """Close once the client has read what was written, even of an answer that has no end; do not wait forever."""
-        if not self.transport.is_closing():
-            self.transport.close()
-            self._to_read.start(self.transport)
-
     def on_response_complete(self) -> None:
         """Watch the end of an answer too: writing is not paused for it, and closing would wait for it without limit."""
         super().on_response_complete()  # type: ignore[misc]
         self._watch_reading()
 
     def _watch_reading(self) -> None:
-        if self.cycle is not None and self.cycle.response_complete and self.transport.get_write_buffer_size():
+        is_last_written = self.transport.is_closing() or (self.cycle is not None and self.cycle.response_complete)
+        if is_last_written and self.transport.get_write_buffer_size():
             self._to_read.restart(self.transport)
 
     def pause_writing(self) -> None:
@@ -210,17 +213,15 @@ class SlowClientLimits(asyncio.Protocol):
         self._watch_reading()
 
     def eof_received(self) -> None:
-        """Close, which starts the limits of closing: uvloop begins to end TLS without closing its transport."""
+        """Close, which starts its limits: by themselves, the event loops close without `ClosingTransport`."""
         super().eof_received()
         self.transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
         self._to_ask.stop()
-        self._to_read.stop()
+        self._closing.end()
         super().connection_lost(error)
         self._unset_keepalive_if_required()  # type: ignore[attr-defined]  # uvicorn leaves it after an error
-        if isinstance(self.transport, TlsTransport):
-            self.transport.stop_timers()
 
 
 def count_unread(transport: asyncio.Transport) -> int:
