@@ -33,7 +33,7 @@ MAX_PIPELINED = 32
 PIECE_BYTES = 1024
 END_OF_HEAD = b"\r\n\r\n"
 # How often to look whether a client has left from which nothing is read for now.
-SECONDS_BETWEEN_LOOKS = 1.0
+SECONDS_BETWEEN_LOOKOUTS = 1.0
 # Of what a client still sends after the last answer: more than two of the largest bodies that the default allows. It
 # may send on while it reads its answers.
 MAX_DROPPED_BYTES = 2**28
@@ -137,7 +137,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         """Look now and then whether the client has left: while reading is paused nobody reports it."""
         if self._is_answering and self.flow.read_paused and self._next_look is None:
             event_loop = asyncio.get_running_loop()
-            self._next_look = event_loop.call_later(SECONDS_BETWEEN_LOOKS, self._end_if_client_left)
+            self._next_look = event_loop.call_later(SECONDS_BETWEEN_LOOKOUTS, self._end_if_client_left)
 
     def _end_if_client_left(self) -> None:
         self._next_look = None
