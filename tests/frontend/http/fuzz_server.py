@@ -37,7 +37,9 @@ class FuzzedServer:
         """With `has_h11`, the caller has replaced uvicorn's protocol by h11's."""
         self.is_tls, self.has_h11 = is_tls, has_h11
         certificate = str(PEM) if is_tls else None
-        self._server = make_server(self, ApiSettings(ssl_certfile=certificate, slow_client_seconds=PATIENCE))
+        # Longer than it is waited for what is left, so that a timer of such a limit is seen.
+        limit = 10 * PATIENCE
+        self._server = make_server(self, ApiSettings(ssl_certfile=certificate, slow_client_seconds=limit))
         self._server.config.loop = loop
         self._room = WaitingRoom(1000, ROOM_BYTES)
         self._loop: asyncio.AbstractEventLoop | None = None
