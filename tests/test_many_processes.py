@@ -19,6 +19,7 @@ from tests.drawn import ask, by_url, draw
 from tests.official_client import answer, complete
 from tests.place import on_cpu_alone
 from tests.real_server import START_SECONDS, serving
+from tests.wait_until import wait_until
 
 SMALL = ("--mm-processor-cache-gb", "0.1")
 
@@ -44,6 +45,8 @@ class Servers(Server):
 def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(log, "--data-parallel-size", "2", *SMALL) as (process, port):
+        # The frontend may still be connecting to the engine that was ready last.
+        wait_until(lambda: httpx.get(f"http://127.0.0.1:{port}/health", timeout=START_SECONDS).json()["engines"] == 2)
         yield Servers(process, port, log)
 
 
