@@ -48,6 +48,16 @@ def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeyp
     forget_library()
 
 
+def finds_library(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Look for the library anew, with what was patched, and leave nothing of that behind."""
+    forget_library()
+    try:
+        return cpu_library.has_library()
+    finally:
+        monkeypatch.undo()
+        forget_library()
+
+
 def test_libraries_of_another_version_are_not_loaded_and_one_line_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -64,12 +74,7 @@ def test_libraries_of_another_version_are_not_loaded_and_one_line_says_what_to_d
         return ModuleSpec(name, None, origin=str(old))
 
     monkeypatch.setattr(cpu_library, "find_spec", find)
-    forget_library()
-    try:
-        assert not cpu_library.has_library()
-    finally:
-        monkeypatch.undo()
-        forget_library()
+    assert not finds_library(monkeypatch)
     (line,) = caplog.messages
     assert "another version" in line
     assert "make install" in line
@@ -84,12 +89,7 @@ def test_a_library_that_vanishes_as_it_is_read_gives_way_to_the_next_and_is_name
         return ModuleSpec(name, None, origin=str(tmp_path / f"{name}.so"))
 
     monkeypatch.setattr(cpu_library, "find_spec", find)
-    forget_library()
-    try:
-        assert not cpu_library.has_library()
-    finally:
-        monkeypatch.undo()
-        forget_library()
+    assert not finds_library(monkeypatch)
     assert len(caplog.messages) == len(cpu_library.builds_for_this_processor())
     assert all("cannot be read ([Errno 2] No such file" in line for line in caplog.messages)
     assert "_cpu_kernels.so" in caplog.messages[-1]
@@ -103,10 +103,5 @@ def test_libraries_are_not_used_where_it_cannot_be_told_what_they_were_compiled_
 
     monkeypatch.setattr(cpu_library, "identify_sources", fail)
     monkeypatch.setattr(cpu_library, "find_spec", lambda name: ModuleSpec(name, None, origin=__file__))
-    forget_library()
-    try:
-        assert not cpu_library.has_library()
-    finally:
-        monkeypatch.undo()
-        forget_library()
+    assert not finds_library(monkeypatch)
     assert "cpu_norm.c" in caplog.text

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import logging
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,8 @@ def builds_for_this_processor() -> Sequence[str]:
 
 @functools.cache
 def _library() -> ctypes.CDLL | None:
-    paths = [Path(spec.origin) for build in builds_for_this_processor() if (spec := _find(build)) and spec.origin]
+    specs = [find_spec(f"keepsight.models.{build}") for build in builds_for_this_processor()]
+    paths = [Path(spec.origin) for spec in specs if spec and spec.origin]
     if not paths:
         logger.warning("No kernels for the CPU: there was no compiler at installation; torch's are slower")
     are_ours = {path: is_ours for path in paths if (is_ours := _try_compare(path)) is not None}
@@ -80,10 +80,6 @@ def _try_compare(path: Path) -> bool | None:
     except OSError as error:  # it is being replaced, or closed to the server's user
         logger.warning("The kernels for the CPU in %s cannot be read (%s)", path, error)
         return None
-
-
-def _find(build: str) -> ModuleSpec | None:
-    return find_spec(f"keepsight.models.{build}")
 
 
 def _load(path: Path) -> ctypes.CDLL | None:
