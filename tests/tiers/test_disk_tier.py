@@ -487,6 +487,22 @@ def test_a_failed_write_leaves_no_files(
     put(tier, 2)
 
 
+def test_a_full_disk_is_logged_once_though_another_process_stored_some_of_the_entries(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tier.open()
+    other = DiskTier(tier._directory, MAX_BYTES)
+    put(other, 1, 2)
+
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(errno.ENOSPC, "No such luck")
+
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.posix_fallocate", fail)
+    assert [tier.put(key_of(each), array_of(each)) for each in (3, 1, 4, 2, 5)] == [False, True, False, True, False]
+    assert caplog.text.count("accepts no more entries") == 1
+    other.close()
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_damaged_entry_that_may_not_be_removed_is_a_miss(
     tier: DiskTier, number: int, monkeypatch: pytest.MonkeyPatch

@@ -179,15 +179,12 @@ class DiskTier:
     def put(self, key: str, array: StoredArray) -> bool:
         self.open()
         try:
-            is_kept = self._put(key, array)
+            return self._put(key, array)
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
             self._fullness.report(error)
             return False
-        if is_kept:
-            self._fullness.end()
-        return is_kept
 
     def _put(self, key: str, array: StoredArray) -> bool:
         num_bytes = HEADER_BYTES + array.num_bytes
@@ -211,6 +208,8 @@ class DiskTier:
             raise
         finally:
             os.close(descriptor)
+        # Not for an entry that another process stored: that says nothing of the room.
+        self._fullness.end()
         return True
 
     def note_use(self, key: str) -> None:
