@@ -37,6 +37,7 @@ from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES
+from keepsight.frontend.http.tcp_info import count_unacknowledged
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.api.app_client import MODEL, FakeEngine
 
@@ -306,6 +307,34 @@ def test_a_connection_that_ends_lets_its_client_read_the_last_answer_first(
         await_true(lambda: all(each.transport.is_closing() for each in tuple(server.server_state.connections)))
         time.sleep(1.5)  # longer than a client has to end TLS once it has read everything
         assert read_to_end(client).endswith(b"x" * 1000 + b"end")
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_tls_connection_closed_while_the_kernel_is_empty_sends_what_the_transport_holds(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the event loop is too busy to refill what the client has drained."""
+    monkeypatch.setattr(slow_client_limits, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+    async def keep_busy(_scope: Scope, _receive: Receive, send: Send) -> None:
+        [protocol] = server.server_state.connections
+        connection = protocol.transport.get_extra_info("socket")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 50_000, "more_body": True})
+        if loop == "uvloop":  # it writes at the end of an iteration
+            await asyncio.sleep(0)
+        await_true(lambda: not count_unacknowledged(connection))
+        await send({"type": "http.response.body", "body": b"end"})
+
+    server = make_server(keep_busy, ApiSettings(**TLS))
+    server.config.loop = loop
+    with run(server) as port, connected(port, b"") as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16384)  # more than the server's kernel takes
+        client = over(TLS, connection)
+        shrink_kernel(server)
+        client.sendall(LAST)
+        time.sleep(0.5)  # some looks
+        assert read_to_end(client).endswith(b"end\r\n0\r\n\r\n")
 
 
 def fill_kernel(server: FairAcceptServer, client: socket.socket) -> None:
@@ -768,6 +797,7 @@ def test_shutdown_does_not_wait_for_a_client_that_vanished_once_it_had_read_ever
         return 24 if any(each.transport.is_closing() for each in connections) else 0
 
     monkeypatch.setattr(slow_client_limits, "count_unacknowledged", count_end_of_tls)
+    monkeypatch.setattr(slow_client_limits, "count_acknowledged", lambda _: 30_000)
     with run(server) as port, connected(port, b"") as connection:
         client = over(TLS, connection)
         client.sendall(VERSION)

@@ -22,6 +22,8 @@ MAX_HEADER_BYTES = 64 * 1024
 TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
 # How often to look whether a client has read everything over TLS; once it has, how long to wait for it to end TLS.
 SECONDS_BETWEEN_LOOKS = 0.5
+# The most that the end of TLS, `close_notify`, takes when encrypted.
+MAX_END_BYTES = 100
 
 
 class Deadline:
@@ -77,8 +79,8 @@ class ClosingTransport:
         self._transport, self._to_read = transport, to_read
         self._is_tls = transport.get_extra_info("sslcontext") is not None
         self._next_look: asyncio.TimerHandle | None = None
-        # When it was closed.
-        self._had_read_all = False
+        # If the kernel held nothing when it was closed: what the client had read.
+        self._num_read_at_close: int | None = None
         self._is_lost = False
 
     def __getattr__(self, name: str) -> Any:
@@ -86,9 +88,9 @@ class ClosingTransport:
 
     def get_write_buffer_size(self) -> int:
         """Over TLS include what the kernel holds: only then the transport below may hold more, counted nowhere."""
-        if self._had_read_all:
-            return 0  # what the kernel holds is the end of TLS, and not for the client to read
         num_held = count_unacknowledged(self._connection) if self._is_tls else 0
+        if self._is_end(num_held):
+            return 0
         return self._transport.get_write_buffer_size() + num_held
 
     def close(self) -> None:
@@ -96,7 +98,8 @@ class ClosingTransport:
         if self._is_lost:
             return
         if self._is_tls and self._next_look is None:
-            self._had_read_all = not self.get_write_buffer_size()
+            if not self.get_write_buffer_size():
+                self._num_read_at_close = count_acknowledged(self._connection)
             self._look_later()
         if not self._transport.is_closing():  # asyncio's own of TLS can be closed only once
             self._transport.close()
@@ -108,6 +111,15 @@ class ClosingTransport:
         self._to_read.stop()
         if self._next_look is not None:
             self._next_look.cancel()
+
+    def _is_end(self, num_held: int) -> bool:
+        """Return whether what the kernel holds is only the end of TLS, which is not for the client to read.
+
+        The kernel is also empty if the event loop was too busy to refill it: it is then given more after the closing.
+        """
+        if self._num_read_at_close is None:
+            return False
+        return count_acknowledged(self._connection) + num_held - self._num_read_at_close <= MAX_END_BYTES
 
     @property
     def _connection(self) -> Any:
