@@ -13,6 +13,9 @@ MODES = ("collected", "received", "partly", "unread")
 # that are read directly.
 SIZES = (0, 1, 50, 3000, 70_000, 300_000, 700_000)
 WEIGHTS = (6, 6, 8, 4, 2, 1, 1)
+# Of an answer that the kernel's buffers do not hold.
+HUGE = 4_000_000
+TRAILERS = (b"X-Sum: 1\r\n", b"Authorization: Bearer one\r\nX-Sum: y\r\n")
 UPGRADES = (
     "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n",
     "Connection: upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZQ==\r\nSec-WebSocket-Version: 13\r\n",
@@ -35,6 +38,15 @@ class Asked:
     closes: bool
 
     @property
+    def is_old(self) -> bool:
+        return b" HTTP/1.0\r\n" in self.head
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it may be answered before its body is complete."""
+        return self.mode in ("partly", "unread")
+
+    @property
     def digest(self) -> str:
         return hashlib.sha256(self.body).hexdigest() if self.mode in ("collected", "received") else "unknown"
 
@@ -46,14 +58,19 @@ class Invalid:
     is_disputed: bool = False
     # Its head is valid, so it may be answered before its body is seen.
     may_be_answered: Asked | None = None
+    # Sent once that is being answered.
+    rest: bytes = b""
 
 
 @dataclass
 class Session:
     asked: list[Asked] = field(default_factory=list)
     invalid: Invalid | None = None
-    # What the client does when it has sent everything, or in the middle: `finish`, `keep`, `fin`, `reset`, `leave`.
+    # What the client does when it has all answers: `finish` (waits for the end), `keep` (leaves), `drop` (resets); or
+    # when it has sent everything, or in the middle: `fin`, `reset`, `leave`.
     ending: str = "finish"
+    # Leaves once its first answer has begun.
+    is_answered_first: bool = False
     # How many bytes it sends before it leaves.
     cut: int | None = None
     # The lengths of the pieces that it sends, again and again.
@@ -61,13 +78,19 @@ class Session:
     pauses: bool = False
     # `eager`, `late` (when all is sent), or `bursts`.
     reading: str = "eager"
+    # How long it pauses, once, when it has begun to read.
+    pause_seconds: float = 0
+    # Whether the kernel holds little of what either side sends.
+    is_narrow: bool = False
     # Waits for `100 Continue`.
     is_patient: bool = False
+    # Answers the end of TLS, before which the server does not close by itself at once.
+    ends_tls: bool = False
 
     @property
     def is_judged_whole(self) -> bool:
         """Whether the client waits for all answers."""
-        return self.ending in ("finish", "keep")
+        return self.ending in ("finish", "keep", "drop")
 
 
 def content_of(name: str, digest: str, size: int) -> bytes:
@@ -89,10 +112,11 @@ def draw_session(rng: Random) -> Session:
         session.invalid = _draw_invalid(rng)
     session.ending = rng.choice(("finish", "finish", "finish", "fin", "reset", "leave"))
     if session.ending == "finish" and session.invalid is None and not last.closes:
-        session.ending = "keep"
+        session.ending = rng.choice(("keep", "drop"))
     total = sum(len(each.head) + len(each.sent_body) for each in session.asked)
     if not session.is_judged_whole:
-        session.cut = rng.randrange(1 + total)
+        session.is_answered_first = rng.random() < 0.2
+        session.cut = None if session.is_answered_first else rng.randrange(1 + total)
     total += len(session.invalid.sent) if session.invalid is not None else 0
     # Not too many pieces.
     longest = max(rng.choice((1, 2, 14, 200, 3000, 2**17, 2**31)), total // 500)
@@ -100,7 +124,10 @@ def draw_session(rng: Random) -> Session:
     session.pauses = rng.random() < 0.5
     session.reading = rng.choice(("eager", "eager", "bursts", "late"))
     session.is_patient = session.reading != "late" and rng.random() < 0.5
-    if session.reading == "late" and sum(each.size for each in session.asked) > 100_000:
+    session.pause_seconds = rng.choice((0, 0, 0, 0.1, 1.2 if rng.random() < 0.03 else 0))
+    session.is_narrow, session.ends_tls = rng.random() < 0.3, rng.random() < 0.5
+    most = 5000 if session.is_narrow else 100_000
+    if session.reading == "late" and sum(each.size for each in session.asked) > most:
         session.reading = "bursts"  # or both sides would wait for the other to read
     return session
 
@@ -112,6 +139,8 @@ def _draw_request(rng: Random, name: str, weights: tuple[int, ...]) -> Asked:
     if rng.random() < 0.1:
         body = (b"GET /other HTTP/1.1\r\nHost: x\r\n\r\n" * (len(body) // 30))[: len(body)]
     size, mode = rng.choices(SIZES, weights)[0], rng.choice(MODES)
+    if size == SIZES[-1] and rng.random() < 0.5:
+        size = HUGE
     is_old = rng.random() < 0.05
     closes = is_old or rng.random() < 0.1
     is_chunked = has_body and not is_old and rng.random() < 0.5
@@ -150,11 +179,11 @@ def _chunked(rng: Random, body: bytes) -> bytes:
         piece, body = body[:length], body[length:]
         number = rng.choice((f"{len(piece):x}", f"{len(piece):X}", f"000{len(piece):x}"))
         sent += number.encode() + rng.choice((b"", b"", b";a=b", b';a="b"')) + b"\r\n" + piece + b"\r\n"
-    trailers = rng.choice((b"", b"", b"X-Sum: 1\r\n", b"Authorization: Bearer one\r\nX: y\r\n"))
+    trailers = rng.choice((b"", b"", *TRAILERS))
     return bytes(sent) + b"0\r\n" + trailers + b"\r\n"
 
 
-def _head(*lines: str, first: str = "POST /collected/invalid/1/0 HTTP/1.1") -> bytes:
+def head_of(*lines: str, first: str = "POST /collected/invalid/1/0 HTTP/1.1") -> bytes:
     return "\r\n".join([first, "Host: x", *lines, "", ""]).encode("latin-1")
 
 
@@ -162,35 +191,35 @@ def _draw_invalid(rng: Random) -> Invalid:
     refused = [
         b"no request\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
-        _head("no colon"),
-        _head("X : y"),
-        _head("X: a\0b"),
-        _head("Content-Length: 5", "Content-Length: 6") + b"hello!",
-        _head("Content-Length: -1"),
-        _head("Content-Length: 1x") + b"a",
-        _head("Content-Length: 99999999999999999999999"),
-        _head(first="GET /a b HTTP/1.1"),
+        head_of("no colon"),
+        head_of("X : y"),
+        head_of("X: a\0b"),
+        head_of("Content-Length: 5", "Content-Length: 6") + b"hello!",
+        head_of("Content-Length: -1"),
+        head_of("Content-Length: 1x") + b"a",
+        head_of("Content-Length: 99999999999999999999999"),
+        head_of(first="GET /a b HTTP/1.1"),
     ]
     disputed = [
-        _head("X: a", " folded"),
-        _head("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
-        _head("Transfer-Encoding: gzip"),
-        _head("X: " + "a" * (MAX_HEADER_BYTES + 1)),
-        _head(first="POST /collected/invalid/1/0 HTTP/7.7"),
-        _head(first="CONNECT x:1 HTTP/1.1"),
-        _head(*["a:"] * (MAX_HEADERS + 1)),
+        head_of("X: a", " folded"),
+        head_of("Content-Length: 5", "Transfer-Encoding: chunked") + b"0\r\n\r\n",
+        head_of("Transfer-Encoding: gzip"),
+        head_of("X: " + "a" * (MAX_HEADER_BYTES + 1)),
+        head_of(first="POST /collected/invalid/1/0 HTTP/7.7"),
+        head_of(first="CONNECT x:1 HTTP/1.1"),
+        head_of(*["a:"] * (MAX_HEADERS + 1)),
         b"GET /unread/invalid/1/0 HTTP/1.1\nHost: x\n\n",
         "GET /unread/\xff/1/0 HTTP/1.1\r\nHost: x\r\n\r\n".encode("latin-1"),
     ]
     kind = rng.random()
-    junk = rng.choice((b"", b"", rng.randbytes(300), _head() * 3))
+    junk = rng.choice((b"", b"", rng.randbytes(300), head_of() * 3))
     if kind < 0.5:
         return Invalid(rng.choice(refused) + junk)
     if kind < 0.7:
         return Invalid(rng.choice(disputed), is_disputed=True)
     asked = _draw_request(rng, "broken", (0, 0, 1, 1, 1, 1, 0))
     asked.method, asked.closes, asked.expects = "POST", False, False
-    asked.head = _head(
+    asked.head = head_of(
         "Transfer-Encoding: chunked", first=f"POST /{asked.mode}/broken/{asked.size}/{rng.choice((0, 30))} HTTP/1.1"
     )
     broken = rng.choice((b"xyz\r\n", b"5\r\nhelloXX\r\n", b"-1\r\n", b"f" * 30 + b"\r\n", b"2\r\nab\r\n 3\r\nabc\r\n"))

@@ -6,28 +6,34 @@ import hashlib
 import logging
 import socket
 import ssl
-import struct
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
+from keepsight.frontend.http import direct_body_protocol, slow_client_limits
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.waiting_room import WaitingRoom
-from tests.frontend.http.drawn_sessions import Asked, Session, content_of, draw_session
+from tests.frontend.http.drawn_sessions import Asked, Invalid, Session, content_of, draw_session
+from tests.frontend.http.fixed_sessions import FIXED, FIXED_WITHOUT_H11
+from tests.frontend.http.fuzz_connection import NARROW_BYTES, FuzzConnection, TlsFuzzConnection
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 # Much longer than anything takes, so that a connection that hangs is told from one that is slow.
 PATIENCE = 60.0
 NUM_AT_ONCE = 12
 ROOM_BYTES = 2**28
+# Shorter than what clients do, so that they meet them.
+SECONDS_BETWEEN_LOOKS = 0.03
 
 
 class FuzzedServer:
@@ -45,14 +51,20 @@ class FuzzedServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._log = _Log()
         self.logged_faults = self._log.faults
-        self.port = 0
+        self.port = self.narrow_port = 0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         root = logging.getLogger()
-        with socket.create_server(("127.0.0.1", 0), backlog=128) as listener:
-            self.port = listener.getsockname()[1]
-            thread = threading.Thread(target=self._server.run, kwargs={"sockets": [listener]})
+        with (
+            patch.object(slow_client_limits, "SECONDS_BETWEEN_LOOKS", SECONDS_BETWEEN_LOOKS),
+            patch.object(direct_body_protocol, "SECONDS_BETWEEN_LOOKOUTS", SECONDS_BETWEEN_LOOKS),
+            socket.create_server(("127.0.0.1", 0), backlog=128) as wide,
+            socket.create_server(("127.0.0.1", 0), backlog=128) as narrow,
+        ):
+            narrow.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, NARROW_BYTES)  # its connections inherit it
+            self.port, self.narrow_port = wide.getsockname()[1], narrow.getsockname()[1]
+            thread = threading.Thread(target=self._server.run, kwargs={"sockets": [wide, narrow]})
             root.addHandler(self._log)
             thread.start()
             try:
@@ -90,6 +102,7 @@ class FuzzedServer:
         mode, name, size, num_pieces = path
         with suppress(ClientDisconnect):
             digest = await self._read(mode, Request(scope, receive), receive)
+            assert b"x-sum" not in dict(scope["headers"]), "trailers are no headers"
             is_last = scope["path"].endswith("/close")
             await _answer(send, name, digest, content_of(name, digest, int(size)), int(num_pieces), is_last=is_last)
 
@@ -100,6 +113,10 @@ class FuzzedServer:
             if (await receive())["type"] == "http.disconnect":
                 raise ClientDisconnect
             return "unknown"
+        if mode == "held":
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            raise ClientDisconnect
         if mode == "received":
             return hashlib.sha256(await http.body()).hexdigest()
         async with reading_body(http, self._room, ROOM_BYTES, PATIENCE) as body:
@@ -146,49 +163,56 @@ class _Player:
         self._server, self._session = server, session
         # Set once all is sent, and for each answer that has begun, 100 Continue included.
         self._all_is_sent = asyncio.Event()
-        self._begun = {each.name: asyncio.Event() for each in session.asked}
-        self.num_answers = self.num_refusals = 0
+        invalid = session.invalid.may_be_answered if session.invalid is not None else None
+        self._begun = {each.name: asyncio.Event() for each in (*session.asked, *filter(None, [invalid]))}
+        make = TlsFuzzConnection if server.is_tls else FuzzConnection
+        self._connection = make(self._pace, is_narrow=session.is_narrow)
+        self._num_received = 0
+        self.num_answers = self.num_refusals = self.num_ends = 0
 
     async def play(self) -> None:
-        context = ssl._create_unverified_context() if self._server.is_tls else None
-        small = {"limit": 2**14}
-        async with asyncio.timeout(PATIENCE * 2 / 3):
-            reader, writer = await asyncio.open_connection("127.0.0.1", self._server.port, ssl=context, **small)
-            try:
+        try:
+            async with asyncio.timeout(PATIENCE * 2 / 3):
+                await self._connection.connect(
+                    self._server.narrow_port if self._session.is_narrow else self._server.port
+                )
                 async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(self._send(writer))
-                    group.create_task(self._judge(reader, sending))
-            finally:
-                writer.transport.abort()
+                    judging = group.create_task(self._judge())
+                    group.create_task(self._send(judging))
+        finally:
+            self._connection.close(is_reset=self._session.ending in ("reset", "drop"))
 
     # Sending
 
-    async def _send(self, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, judging: "asyncio.Task[None]") -> None:
         session = self._session
         try:
             for each in session.asked:
                 # h11 refuses empty lines before a request.
-                await self._send_in_pieces(writer, each.head.lstrip() if self._server.has_h11 else each.head)
+                await self._send_in_pieces(each.head.lstrip() if self._server.has_h11 else each.head)
                 if each.expects and session.is_patient and each.sent_body and session.cut is None:
                     await self._begun[each.name].wait()
-                await self._send_in_pieces(writer, each.sent_body)
+                await self._send_in_pieces(each.sent_body)
             if session.invalid is not None:
-                await self._send_in_pieces(writer, session.invalid.sent)
+                await self._send_invalid(session.invalid)
         except (ConnectionError, ssl.SSLError, _CutError):
             pass
         self._all_is_sent.set()
-        if session.ending == "fin" and writer.can_write_eof():
+        if session.is_answered_first:
+            await self._begun[session.asked[0].name].wait()
+        if session.ending == "fin":
             with suppress(OSError):
-                writer.write_eof()
-        elif session.ending == "reset":
-            linger = struct.pack("ii", 1, 0)
-            with suppress(OSError):
-                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            writer.transport.abort()
+                await self._connection.end_sending()
         elif not session.is_judged_whole:
-            writer.close()
+            judging.cancel()
 
-    async def _send_in_pieces(self, writer: asyncio.StreamWriter, data: bytes) -> None:
+    async def _send_invalid(self, invalid: Invalid) -> None:
+        await self._send_in_pieces(invalid.sent)
+        if invalid.rest and invalid.may_be_answered is not None:
+            await self._begun[invalid.may_be_answered.name].wait()
+            await self._send_in_pieces(invalid.rest)
+
+    async def _send_in_pieces(self, data: bytes) -> None:
         session, number = self._session, 0
         while data:
             length = session.pieces[number % len(session.pieces)]
@@ -197,35 +221,32 @@ class _Player:
             if session.cut is not None:
                 piece = piece[: session.cut]
                 session.cut -= len(piece)
-            writer.write(piece)
-            await writer.drain()
+            await self._connection.send(piece)
             await asyncio.sleep(0.001 if session.pauses and number < 30 else 0)
             if session.cut == 0:
                 raise _CutError
 
     # Judging
 
-    async def _judge(self, reader: asyncio.StreamReader, sending: "asyncio.Task[None]") -> None:
+    async def _judge(self) -> None:
         session = self._session
         try:
             for each in session.asked:
-                await self._read_answer(reader, each)
+                await self._read_answer(each)
             if session.invalid is not None:
-                await self._read_refusal(reader)
-            elif session.ending == "finish" and not (self._server.is_tls and self._is_last_early):
-                await self._read_end(reader)
+                await self._read_refusal(session.invalid)
+            elif session.ending == "finish":
+                await self._read_end(is_early=self._is_last_early)
         except (ConnectionError, ssl.SSLError, asyncio.IncompleteReadError) as error:
             if session.is_judged_whole and not self._may_be_cut():
                 raise WrongAnswerError(f"cut off after {self.num_answers} answers: {error!r}") from error
         for begun in self._begun.values():
             begun.set()
-        if session.is_judged_whole and session.invalid is None:
-            await sending
 
     @property
     def _is_last_early(self) -> bool:
         """True if the last request may be answered before it is complete; over TLS the client then has to close."""
-        return self._session.asked[-1].mode in ("partly", "unread")
+        return self._session.asked[-1].is_early
 
     def _may_be_cut(self) -> bool:
         """h11's protocol closes at once, and the kernel then resets the connection if the client still sends."""
@@ -233,86 +254,93 @@ class _Player:
         may_send_on = session.invalid is not None or (session.asked[-1].closes and self._is_last_early)
         return self._server.has_h11 and may_send_on
 
-    async def _pause(self) -> None:
-        if self._session.reading == "late":
+    async def _pace(self) -> None:
+        session = self._session
+        self._num_received += 1
+        if session.reading == "late":
             await self._all_is_sent.wait()
-        elif self._session.reading == "bursts":
+        elif session.reading == "bursts" and self._num_received < 30:
             await asyncio.sleep(0.002)
+        if self._num_received == 2:
+            await asyncio.sleep(session.pause_seconds)
 
-    async def _read_head(self, reader: asyncio.StreamReader) -> tuple[int, dict[bytes, bytes]]:
-        await self._pause()
-        head = await reader.readuntil(b"\r\n\r\n")
+    async def _read_head(self) -> tuple[int, dict[bytes, bytes]]:
+        head = await self._connection.read_until(b"\r\n\r\n")
         first, *lines = head[:-4].split(b"\r\n")
         version, status, _ = first.split(b" ", 2)
         if version != b"HTTP/1.1":
             raise WrongAnswerError(first)
         return int(status), {name.lower(): value for name, value in (line.split(b": ", 1) for line in lines)}
 
-    async def _read_answer(self, reader: asyncio.StreamReader, asked: Asked) -> None:
-        status, headers = await self._read_head(reader)
+    async def _read_answer(self, asked: Asked) -> None:
+        status, headers = await self._read_head()
         self._begun[asked.name].set()
         if status == 100 and asked.expects and not headers:
-            status, headers = await self._read_head(reader)
+            status, headers = await self._read_head()
         if status != 200 or headers[b"x-name"].decode() != asked.name:
             raise WrongAnswerError(f"{asked.name}: {status} {headers}")
         if headers[b"x-digest"].decode() != asked.digest:
             raise WrongAnswerError(f"{asked.name}: the body was read wrongly")
-        content = await self._read_content(reader, asked, headers)
+        if asked.is_old and b"transfer-encoding" in headers:
+            raise WrongAnswerError(f"{asked.name}: chunks for a client of HTTP/1.0")
+        content = await self._read_content(asked, headers)
         if content != (b"" if asked.method == "HEAD" else content_of(asked.name, asked.digest, asked.size)):
             raise WrongAnswerError(f"{asked.name}: {len(content)} of {asked.size} bytes")
         self.num_answers += 1
 
-    async def _read_content(self, reader: asyncio.StreamReader, asked: Asked, headers: dict[bytes, bytes]) -> bytes:
-        content = bytearray()
+    async def _read_content(self, asked: Asked, headers: dict[bytes, bytes]) -> bytes:
+        connection, content = self._connection, bytearray()
         if asked.method == "HEAD":
             return b""
         if b"content-length" in headers:
-            return await reader.readexactly(int(headers[b"content-length"]))
+            return await connection.read_exactly(int(headers[b"content-length"]))
         if b"transfer-encoding" not in headers and self._server.is_tls and self._is_last_early:
-            return await reader.readexactly(asked.size)
+            return await connection.read_exactly(asked.size)
         if b"transfer-encoding" not in headers:
-            while piece := await reader.read(2**16):
-                content += piece
+            content += await connection.read_to_end()
             if not self._session.is_judged_whole and len(content) < asked.size:
                 raise asyncio.IncompleteReadError(bytes(content), asked.size)
             return bytes(content)
-        while length := int(await reader.readuntil(b"\r\n"), 16):
-            content += await reader.readexactly(length)
-            if await reader.readexactly(2) != b"\r\n":
+        while length := int(await connection.read_until(b"\r\n"), 16):
+            content += await connection.read_exactly(length)
+            if await connection.read_exactly(2) != b"\r\n":
                 raise WrongAnswerError("a chunk without end")
-            await self._pause()
-        await reader.readexactly(2)
+        await connection.read_exactly(2)
         return bytes(content)
 
-    async def _read_refusal(self, reader: asyncio.StreamReader) -> None:
-        invalid = self._session.invalid
-        assert invalid is not None
-        status, headers = await self._read_head(reader)
+    async def _read_refusal(self, invalid: Invalid) -> None:
+        status, headers = await self._read_head()
         if status in (200, 404) and invalid.is_disputed and self._server.has_h11:
             return
         asked = invalid.may_be_answered
-        if status == 200 and asked is not None and asked.mode in ("partly", "unread"):
+        if status == 200 and asked is not None and asked.is_early:
+            self._begun[asked.name].set()
             if headers[b"x-name"].decode() != asked.name:
                 raise WrongAnswerError(f"{asked.name}: {headers}")
-            await self._read_content(reader, asked, headers)
-            if reader.at_eof() or self._server.is_tls:
+            await self._read_content(asked, headers)
+            if self._server.is_tls and not invalid.rest:
                 return
             try:
-                status, headers = await self._read_head(reader)
+                status, headers = await self._read_head()
             except (ConnectionError, asyncio.IncompleteReadError) as error:
                 if isinstance(error, asyncio.IncompleteReadError) and error.partial:
                     raise WrongAnswerError(error.partial) from error
                 return
         if not 400 <= status < 500 or headers[b"connection"] != b"close":
             raise WrongAnswerError(f"what is invalid is answered with {status} {headers}")
-        await reader.readexactly(int(headers[b"content-length"]))
+        await self._connection.read_exactly(int(headers[b"content-length"]))
         self.num_refusals += 1
-        if not self._server.is_tls:  # over TLS the client has to close first
-            await self._read_end(reader)
+        await self._read_end(is_early=True)
 
-    async def _read_end(self, reader: asyncio.StreamReader) -> None:
-        if more := await reader.read(1000):
-            raise WrongAnswerError(f"something follows the last answer: {more!r}")
+    async def _read_end(self, *, is_early: bool) -> None:
+        """With `is_early`, the server reads on what is still sent, so over TLS the client has to close."""
+        if is_early and self._server.is_tls:
+            await self._all_is_sent.wait()
+            await self._connection.end_sending()
+        if more := await self._connection.read_to_end():
+            raise WrongAnswerError(f"something follows the last answer: {more[:1000]!r}")
+        await self._connection.wait_until_closed(ends_tls=self._session.ends_tls)
+        self.num_ends += 1
 
 
 class _CutError(Exception):
@@ -322,24 +350,30 @@ class _CutError(Exception):
 async def _play_all(server: FuzzedServer, seed: int, numbers: range) -> Counter[str]:
     limit, counts, faults = asyncio.Semaphore(NUM_AT_ONCE), Counter[str](), list[str]()
 
-    async def play(number: int) -> None:
+    async def play(name: str, make: Callable[[], Session]) -> None:
         async with limit:
-            player = _Player(server, draw_session(Random(f"{seed} {number}")))
+            player = _Player(server, make())
             try:
                 await player.play()
             except Exception as fault:
                 reasons = fault.exceptions if isinstance(fault, ExceptionGroup) else [fault]
-                faults.extend(f"seed {seed}, session {number}: {reason!r}" for reason in reasons)
-        counts.update(sessions=1, answers=player.num_answers, refusals=player.num_refusals)
+                faults.extend(f"{name}: {reason!r}" for reason in reasons)
+        counts.update(sessions=1, answers=player.num_answers, refusals=player.num_refusals, ends=player.num_ends)
 
-    await asyncio.gather(*map(play, numbers))
+    fixed = [play(make.__name__, make) for make in FIXED + (() if server.has_h11 else FIXED_WITHOUT_H11)]
+    drawn = [play(f"seed {seed}, session {each}", partial(_draw, seed, each)) for each in numbers]
+    await asyncio.gather(*fixed, *drawn)
     assert not faults, "\n".join([*faults, *server.logged_faults])
     gc.collect()
     await server.check_nothing_is_left()
     return counts
 
 
+def _draw(seed: int, number: int) -> Session:
+    return draw_session(Random(f"{seed} {number}"))
+
+
 def fuzz(server: FuzzedServer, seed: int, numbers: range) -> Counter[str]:
-    """Play these sessions; return how many there were, with how many answers and refusals."""
+    """Play the fixed sessions and these; return how many there were, with how many answers, refusals and ends."""
     with server.running():
         return asyncio.run(_play_all(server, seed, numbers))

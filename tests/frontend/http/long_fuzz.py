@@ -1,7 +1,8 @@
 """Fuzz the HTTP server with any number of connections:  python -m tests.frontend.http.long_fuzz --sessions 5000
 
-Each sends valid requests and at most one invalid thing behind them, in pieces, and may leave at any byte. Every valid
-request has to get its own answer, whole and in order, what is invalid one 4xx, and nothing may be left or logged.
+A session for each mechanism is played first. Each drawn one sends valid requests and at most one invalid thing behind
+them, in pieces, and may leave at any byte. Every valid request has to get its own answer, whole and in order, what is
+invalid one 4xx; the connection has to end regularly, over TLS too, and nothing may be left or logged.
 """
 
 import argparse
@@ -20,12 +21,13 @@ SERVERS: dict[str, dict[str, Any]] = {
     "h11": {"has_h11": True},
     "TLS, asyncio": {"is_tls": True},
     "TLS, uvloop": {"is_tls": True, "loop": "uvloop"},
+    "TLS, h11": {"is_tls": True, "has_h11": True},
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sessions", type=int, default=1000, help="for each of five servers")
+    parser.add_argument("--sessions", type=int, default=1000, help="for each of the servers")
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     for name, options in SERVERS.items():

@@ -1,4 +1,7 @@
-"""Plays some drawn sessions: `KEEPSIGHT_LONG_TESTS=N` multiplies their number by N, `long_fuzz` plays any number."""
+"""Plays the fixed sessions and some drawn ones, of which `KEEPSIGHT_LONG_TESTS=N` plays N times as many.
+
+`long_fuzz` plays any number.
+"""
 
 from typing import Any
 
@@ -12,7 +15,7 @@ from tests.scheduling.long_run import LONG_FACTOR
 
 @pytest.mark.parametrize(
     ("num_sessions", "options"),
-    [(50, {}), (50, {"loop": "uvloop"}), (30, {"has_h11": True}), (20, {"is_tls": True})],
+    [(20, {}), (20, {"loop": "uvloop"}), (15, {"has_h11": True}), (10, {"is_tls": True})],
     ids=["asyncio", "uvloop", "h11", "tls"],
 )
 def test_each_request_gets_its_own_answer_and_nothing_is_left(
