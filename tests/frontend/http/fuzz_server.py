@@ -19,12 +19,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
-from keepsight.frontend.http import direct_body_protocol, slow_client_limits
+from keepsight.frontend.http import lookout, slow_client_limits
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.http.drawn_sessions import Asked, Invalid, Session, content_of, draw_session
-from tests.frontend.http.fixed_sessions import FIXED, FIXED_WITHOUT_H11
+from tests.frontend.http.fixed_sessions import FIXED
 from tests.frontend.http.fuzz_connection import NARROW_BYTES, FuzzConnection, TlsFuzzConnection
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
@@ -58,7 +58,7 @@ class FuzzedServer:
         root = logging.getLogger()
         with (
             patch.object(slow_client_limits, "SECONDS_BETWEEN_LOOKS", SECONDS_BETWEEN_LOOKS),
-            patch.object(direct_body_protocol, "SECONDS_BETWEEN_LOOKOUTS", SECONDS_BETWEEN_LOOKS),
+            patch.object(lookout, "SECONDS_BETWEEN_LOOKOUTS", SECONDS_BETWEEN_LOOKS),
             socket.create_server(("127.0.0.1", 0), backlog=128) as wide,
             socket.create_server(("127.0.0.1", 0), backlog=128) as narrow,
         ):
@@ -318,7 +318,7 @@ class _Player:
             if headers[b"x-name"].decode() != asked.name:
                 raise WrongAnswerError(f"{asked.name}: {headers}")
             await self._read_content(asked, headers)
-            if self._server.is_tls and not invalid.rest:
+            if self._server.is_tls and (asked.closes or not invalid.rest):
                 return
             try:
                 status, headers = await self._read_head()
@@ -360,7 +360,7 @@ async def _play_all(server: FuzzedServer, seed: int, numbers: range) -> Counter[
                 faults.extend(f"{name}: {reason!r}" for reason in reasons)
         counts.update(sessions=1, answers=player.num_answers, refusals=player.num_refusals, ends=player.num_ends)
 
-    fixed = [play(make.__name__, make) for make in FIXED + (() if server.has_h11 else FIXED_WITHOUT_H11)]
+    fixed = [play(make.__name__, make) for make in FIXED]
     drawn = [play(f"seed {seed}, session {each}", partial(_draw, seed, each)) for each in numbers]
     await asyncio.gather(*fixed, *drawn)
     assert not faults, "\n".join([*faults, *server.logged_faults])

@@ -15,7 +15,7 @@ from tests.scheduling.long_run import LONG_FACTOR
 
 @pytest.mark.parametrize(
     ("num_sessions", "options"),
-    [(20, {}), (20, {"loop": "uvloop"}), (15, {"has_h11": True}), (10, {"is_tls": True})],
+    [(12, {}), (12, {"loop": "uvloop"}), (10, {"has_h11": True}), (6, {"is_tls": True})],
     ids=["asyncio", "uvloop", "h11", "tls"],
 )
 def test_each_request_gets_its_own_answer_and_nothing_is_left(

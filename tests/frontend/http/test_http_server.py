@@ -653,7 +653,11 @@ def test_what_is_invalid_is_refused_behind_the_answers_to_the_requests_before_it
     assert statuses == [b"200", b"200", b"431" if len(invalid) > 500 else b"400"]
 
 
-def test_a_client_that_leaves_while_its_next_request_waits_is_noticed(engine: FakeEngine) -> None:
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_a_client_that_leaves_while_its_next_request_waits_is_noticed(
+    engine: FakeEngine, implementation: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
     engine.is_endless = True
     has_begun, has_ended = threading.Event(), threading.Event()
     engine.on_begun, engine.on_abandoned = has_begun.set, has_ended.set

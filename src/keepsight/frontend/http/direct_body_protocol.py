@@ -18,7 +18,6 @@ from keepsight.frontend.http.slow_client_limits import (
     SlowClientLimits,
     count_unread,
 )
-from keepsight.frontend.http.tcp_info import has_left
 
 # Each header costs some hundred bytes and a microsecond or two, however short. Clients send ten, proxies add some.
 MAX_HEADERS = 256
@@ -32,13 +31,9 @@ BELIEVED_RATIO = 32
 MAX_PIPELINED = 32
 PIECE_BYTES = 1024
 END_OF_HEAD = b"\r\n\r\n"
-# How often to look whether a client has left from which nothing is read for now.
-SECONDS_BETWEEN_LOOKOUTS = 1.0
 # Of what a client still sends after the last answer: more than two of the largest bodies that the default allows. It
 # may send on while it reads its answers.
 MAX_DROPPED_BYTES = 2**28
-# Bytes of a waiting request's body that are read in search of the end of the connection.
-MAX_WAITING_BODY = 2**20
 
 
 class _HeldFlow(FlowControl):
@@ -87,7 +82,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     _received = b""
     # The refusal that follows the answers to the requests before it; what comes behind it is dropped.
     _refusal: tuple[bytes, str] | None = None
-    _next_look: asyncio.TimerHandle | None = None
     # After the last answer, while the client still sends.
     _is_lingering = False
     _num_dropped = 0
@@ -112,7 +106,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             self._parse_in_pieces()
         else:
             self._parse(data)
-        self._look_out()
 
     def _parse(self, data: bytes) -> None:
         self._received = data
@@ -129,26 +122,13 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             self._parse(piece)
         if self._unparsed:
             self.flow.pause_reading()
+            self._look_out()
         else:
             self.flow.is_held = False
             self.flow.resume_reading()
 
-    def _look_out(self) -> None:
-        """Look now and then whether the client has left: while reading is paused nobody reports it."""
-        if self._is_answering and self.flow.read_paused and self._next_look is None:
-            event_loop = asyncio.get_running_loop()
-            self._next_look = event_loop.call_later(SECONDS_BETWEEN_LOOKOUTS, self._end_if_client_left)
-
-    def _end_if_client_left(self) -> None:
-        self._next_look = None
-        if self.transport.is_closing() or not self.flow.read_paused:
-            return
-        if has_left(self.transport.get_extra_info("socket")):
-            self.transport.abort()
-            return
-        if len(self.cycle.body) < MAX_WAITING_BODY:
-            self.flow.resume_reading()  # the end comes behind all that was sent, for which the kernel may lack room
-        self._look_out()
+    def _count_waiting(self) -> int:
+        return len(self.cycle.body)
 
     @property
     def _is_answering(self) -> bool:
@@ -158,7 +138,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         super().on_response_complete()
         if self._unparsed:
             self._parse_in_pieces()
-            self._look_out()
         if self._refusal is not None and not self._is_answering:
             super()._refuse(*self._refusal)
 
@@ -223,8 +202,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._to_linger.stop()
-        if self._next_look is not None:
-            self._next_look.cancel()
         # uvicorn notifies only the latest request.
         if self._is_answering:
             self._answered.disconnected = True

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, cast
 import msgspec
 
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
+from keepsight.frontend.http.lookout import Lookout
 from keepsight.frontend.http.read_body import MIN_BYTES_PER_SECOND
 from keepsight.frontend.http.tcp_info import count_acknowledged, count_unacknowledged
 
@@ -138,17 +139,13 @@ class ClosingTransport:
             self._look_later()
 
 
-class SlowClientLimits(asyncio.Protocol):
+class SlowClientLimits(Lookout):
     """A mixin before one of uvicorn's protocols, h11's or httptools': limits how slowly a client may send or read."""
 
     patience_seconds: ClassVar[float]
     on_refused: Callable[[], object]
     # True if received bytes that belong to a body are told apart from others.
     recognizes_bodies: ClassVar[bool] = False
-    # Attributes of uvicorn's protocol.
-    transport: asyncio.Transport
-    flow: Any
-    cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         unread, is_awaited = partial(count_unread, transport), methodcaller("get_write_buffer_size")
@@ -207,7 +204,7 @@ class SlowClientLimits(asyncio.Protocol):
 
     def on_response_complete(self) -> None:
         """Watch the end of an answer too: writing is not paused for it, and closing would wait for it without limit."""
-        super().on_response_complete()  # type: ignore[misc]
+        super().on_response_complete()
         self._watch_reading()
 
     def _watch_reading(self) -> None:
