@@ -161,6 +161,13 @@ def body_broken_within_its_answer() -> Session:
     return Session(_many(1), invalid, is_narrow=True, pause_seconds=PAUSE_SECONDS)
 
 
+def body_broken_before_its_answer() -> Session:
+    """The refusal waits for the client to read, so an answer behind it would be read."""
+    early = _ask("early", sent_body=b"", mode="unread")
+    asked = [_ask("large", size=60_000)]
+    return Session(asked, Invalid(early.head + b"xyz\r\n"), is_narrow=True, pause_seconds=PAUSE_SECONDS)
+
+
 def too_many_headers() -> Session:
     return Session(_many(1), Invalid(head_of(*["a:"] * (MAX_HEADERS + 1)), is_disputed=True))
 
@@ -185,6 +192,7 @@ FIXED: tuple[Callable[[], Session], ...] = (
     refusal_behind_answers,
     refusal_of_what_waits,
     body_broken_within_its_answer,
+    body_broken_before_its_answer,
     huge_last_answer,
     answer_before_the_body,
     body_read_directly,

@@ -195,8 +195,11 @@ class _Player:
                 await self._send_in_pieces(each.sent_body)
             if session.invalid is not None:
                 await self._send_invalid(session.invalid)
-        except (ConnectionError, ssl.SSLError, _CutError):
+        except _CutError:
             pass
+        except (ConnectionError, ssl.SSLError) as error:
+            if session.is_judged_whole and session.invalid is None and not self._may_be_cut():
+                raise WrongAnswerError(f"cut off while it sent: {error!r}") from error
         self._all_is_sent.set()
         if session.is_answered_first:
             await self._begun[session.asked[0].name].wait()

@@ -707,6 +707,16 @@ def test_the_h11_implementation_behaves_the_same(
     assert statuses == [b"200", b"400", *[b"200"] * bool(behind), b"200"]
 
 
+def test_with_h11_no_answer_follows_a_refusal_that_waits_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
+    server = make_server(tell_some, ApiSettings())
+    with run(server) as port, connected(port, b"") as connection:
+        fill_kernel(server, connection)
+        connection.sendall(CHUNKED + b"xyz\r\n")
+        statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
+    assert statuses == [*[b"200"] * (len(statuses) - 1), b"400"]
+
+
 def test_with_h11_no_refusal_stands_within_an_answer_that_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
 

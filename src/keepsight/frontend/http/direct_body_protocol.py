@@ -130,10 +130,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     def _count_waiting(self) -> int:
         return len(self.cycle.body)
 
-    @property
-    def _is_answering(self) -> bool:
-        return self._answered is not None and not self._answered.response_complete
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._unparsed:
@@ -169,10 +165,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
         self._is_lingering, self._refusal = True, None
         self.pipeline.clear()
         self._unparsed.clear()
-        if self._is_answering:
-            self._answered.disconnected = True
-            self._answered.waiting_for_100_continue = False
-            self._answered.message_event.set()
+        self._abandon_answer()
         if self._is_ending:
             self.transport.close()
             return

@@ -34,8 +34,13 @@ class Lookout(asyncio.Protocol):
             self._next_look.cancel()
 
     @property
+    def _answered(self) -> Any:
+        """The request being answered; h11's protocol knows no other."""
+        return self.cycle
+
+    @property
     def _is_answering(self) -> bool:
-        return self.cycle is not None and not self.cycle.response_complete
+        return self._answered is not None and not self._answered.response_complete
 
     def _look_out(self) -> None:
         if self._is_answering and self.flow.read_paused and self._next_look is None:

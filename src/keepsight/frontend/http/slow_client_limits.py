@@ -200,7 +200,15 @@ class SlowClientLimits(Lookout):
         self._close()
 
     def _close(self) -> None:
+        self._abandon_answer()
         self.transport.close()
+
+    def _abandon_answer(self) -> None:
+        """Let nothing follow the refusal: until that is sent, what is written would be, too."""
+        if self._is_answering:
+            self._answered.disconnected = True
+            self._answered.waiting_for_100_continue = False
+            self._answered.message_event.set()
 
     def on_response_complete(self) -> None:
         """Watch the end of an answer too: writing is not paused for it, and closing would wait for it without limit."""
