@@ -122,7 +122,7 @@ def test_precision_is_single_whatever_torch_s_default(set_default_dtype: Callabl
 
 
 def test_decay_that_is_lost_beside_one_adds_up() -> None:
-    weights, num_tokens = draw_weights(16, 4), 32
+    weights, num_tokens = draw_weights(16, 2), 8
     weights = weights._replace(rate=torch.full_like(weights.rate, 16.0), shift=torch.zeros_like(weights.shift))
     states, products = draw_states(weights), draw_products(weights, num_tokens)
     products.decay.fill_(-15.0)

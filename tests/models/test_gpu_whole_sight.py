@@ -112,7 +112,7 @@ def test_a_head_is_read_as_a_power_of_two_and_a_rest_where_that_is_less() -> Non
 @pytest.mark.parametrize("num_heads", [1, 3, 4, 6])
 @pytest.mark.parametrize("dim", [8, 72, 80])
 def test_heads_are_placed_each_by_themselves_and_turned(dim: int, num_heads: int, dtype: torch.dtype) -> None:
-    pictures, patches = 2, 35
+    pictures, patches = 2, 9
     projected = torch.randn(pictures, patches, 3, num_heads, dim).to(DEVICE, dtype)
     cos, sin = torch.randn(2, patches, 1, dim).to(DEVICE)
     plain, turned = (draw_heads(pictures, patches, num_heads, dim, dtype) for _ in range(2))

@@ -36,7 +36,7 @@ NUM_TOKENS = 5
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallModel]:
-    with kernels_in_use():
+    with kernels_in_use(), simple_kernels_by_torch():
         yield SmallModel(8, tmp_path_factory.mktemp("checkpoint"), Placement(DEVICE, torch.float32))
 
 

@@ -45,6 +45,8 @@ def _small_steps() -> Iterator[None]:
         monkeypatch.setattr(prompt_graphs, "SIZES", SIZES)
         monkeypatch.setattr(recorded_batch, "MOST_ROWS", MOST_ROWS)
         monkeypatch.setattr(recorded_batch, "SPARE_BLOCKS", 3)
+        # Two shares of a block's keys.
+        monkeypatch.setattr(recorded_batch, "NUM_KEYS", 2 * gpu_slices.LEAST_KEYS_PER_SHARE)
         monkeypatch.setattr(gpu_slices, "MOST_PROGRAMS", 8)
         yield
 
