@@ -16,6 +16,7 @@ SMALL_NOUNS = {
     "keepsight.api_settings",
     "keepsight.borrowed",
     "keepsight.cgroups",
+    "keepsight.choose_by_merit",
     "keepsight.checkpoint_folder",
     "keepsight.config",
     "keepsight.count_cores",

@@ -5,19 +5,18 @@ on; a wrong estimate only costs duplicate work, unless it is about media that ca
 requests in flight are exactly those noted as sent and not yet as ended.
 """
 
-import hashlib
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterator
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
+from keepsight.choose_by_merit import Merit, choose_by_merit, rendezvous
 from keepsight.frontend.media_hints import MediaHints
 from keepsight.requests import EngineRequest
 
 # Assumed length of an answer that has no limit or a higher one.
 TYPICAL_ANSWER_TOKENS = 256
-# An engine with this many tokens in flight beyond twice the least busy engine's is skipped, whatever it holds: a
-# picture that everybody asks about should come to be held by other engines too.
+# An engine with this many tokens in flight beyond twice the least busy engine's is skipped, whatever it holds.
 SLACK_TOKENS = 8192
 # Prompt prefixes are compared at lengths of this times a power of two.
 SHORTEST_PREFIX = 64
@@ -100,33 +99,25 @@ def choose_engine(
         engines = _list_able(engines, unmakeable)
     if len(engines) == 1:
         return next(iter(engines))
-    limit = 2 * min(engine.num_tokens_in_flight for engine in engines) + SLACK_TOKENS
     prefixes = tuple(name_prefixes(request))
 
-    def merit(engine: Engine) -> tuple[int, bytes, int]:
+    def merit_of(engine: Engine) -> Merit:
         work_ahead = engine.num_tokens_in_flight - engine.count_prefix_tokens(prefixes)
-        affinity = _affinity(cache_key, request.cache_salt, engine.rank) if cache_key else b""
-        return engine.count_held_media_tokens(request), affinity, -work_ahead
+        affinity = rendezvous(cache_key, request.cache_salt, engine.rank) if cache_key else b""
+        return Merit(engine.count_held_media_tokens(request), affinity, work_ahead)
 
-    merits = {engine: merit(engine) for engine in engines if engine.num_tokens_in_flight <= limit}
-    most = max(merits.values())
-    best = [engine for engine, engine_merit in merits.items() if engine_merit == most]
-    if len(best) == 1:
-        return best[0]
-    # Always choosing the first would leave the others' caches empty where requests do not overlap.
-    beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])
-    return max(best, key=lambda engine: _affinity(beginning, request.cache_salt, engine.rank))
+    def break_tie(engine: Engine) -> bytes:
+        beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])
+        return rendezvous(beginning, request.cache_salt, engine.rank)
+
+    work_in_flight = {engine: engine.num_tokens_in_flight for engine in engines}
+    return choose_by_merit(work_in_flight, SLACK_TOKENS, merit_of, break_tie)
 
 
 def _list_able(engines: Collection[Engine], unmakeable: Collection[str]) -> Collection[Engine]:
     """Return the engines that hold all these media; if none does, those that expect to; if none does either, all."""
     holding = [engine for engine in engines if all(map(engine.hints.is_held, unmakeable))]
     return holding or [engine for engine in engines if all(map(engine.holds, unmakeable))] or engines
-
-
-def _affinity(name: str, cache_salt: str | None, rank: int) -> bytes:
-    """Rendezvous hash: the same in every frontend, without state; if an engine is missing, only its own names move."""
-    return hashlib.sha256(repr((name, cache_salt, rank)).encode()).digest()
 
 
 def count_tokens(request: EngineRequest) -> int:
