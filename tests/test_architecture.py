@@ -129,6 +129,17 @@ def test_observe_imports_nothing_of_what_it_observes() -> None:
     assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|media\b|requests\b)")
 
 
+def test_the_router_imports_nothing_of_the_servers_behind_it() -> None:
+    nouns = "|".join(noun.removeprefix("keepsight.") for noun in SMALL_NOUNS)
+    http = r"frontend\.(http|prompt\.lift_data_urls)"
+    assert not offenders("scaleout", rf"torch\b|keepsight\.(?!(scaleout|observe|{http}|{nouns})\b)")
+
+
+def test_only_the_command_imports_the_router() -> None:
+    found = {offender.split()[0] for offender in offenders("", r"keepsight\.scaleout\b")}
+    assert {name for name in found if not name.startswith("scaleout/")} <= {"cli/route.py"}
+
+
 def test_the_benchmark_imports_nothing_of_the_server() -> None:
     from_within = ("bench/offline.py", "bench/parts.py", "bench/model_work.py")
     found = offenders("bench", r"torch\b|keepsight\.(?!bench\b|errors\b)")
@@ -151,9 +162,9 @@ def test_small_value_types_import_only_one_another_and_the_demo_path() -> None:
                 assert module.startswith((*SMALL_NOUNS, "keepsight.demo")), f"{noun} imports {module}"
 
 
-def test_the_web_framework_appears_only_in_http_and_in_the_api() -> None:
+def test_the_web_framework_appears_only_in_http_in_the_api_and_in_the_router() -> None:
     for name, imported in modules():
-        if not name.startswith(("frontend/http/", "frontend/api/")):
+        if not name.startswith(("frontend/http/", "frontend/api/", "scaleout/")):
             assert not any(WEB.match(module) for module in imported), name
 
 

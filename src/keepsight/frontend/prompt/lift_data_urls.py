@@ -83,7 +83,7 @@ def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
     lifted: dict[str, LiftedUrl] = {}
-    for begin, end, is_bare in _find_urls(view):
+    for begin, end, is_bare in find_urls(view):
         name, url = f"{word}{len(lifted)}", view[begin:end]
         lifted[name] = LiftedUrl.behind("", url) if is_bare else LiftedUrl.of(url)
         pieces += [view[kept:begin], name.encode()]
@@ -91,7 +91,7 @@ def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
     return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
 
 
-def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
+def find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
     """Yield where each URL begins and ends, inside its quotes, and whether it is bare base64.
 
     A quote without a backslash before it opens or closes a string, and `data` after a closing quote is not JSON, with

@@ -1,0 +1,125 @@
+"""What a request is about, as far as it matters which of several servers gets it.
+
+Pure, and never refuses: a body of no known form has no affinity, and the server that gets it says what is wrong. Media
+are found by the names of their fields, wherever in the prompt: text within JSON's strings cannot look like one, as its
+quotes are escaped. A name that is found wrongly costs only a worse choice, or an id that nobody knows.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+import xxhash
+from msgspec import Raw
+
+from keepsight.frontend.http.decode_body import Buffer
+from keepsight.frontend.prompt.lift_data_urls import LiftedUrl, find_urls
+
+# An answer, and a picture's part of a prompt, count as much text as this. (256 tokens of about 4 bytes.)
+ANSWER_BYTES = MEDIA_BYTES_IN_PROMPT = 1024
+# The assumed size of media that are only named.
+TYPICAL_MEDIA_BYTES = 2**18
+# Beginnings of prompts are compared at lengths of this times a power of two.
+SHORTEST_BEGINNING = 256
+_MEDIA = re.compile(
+    rb'"(?:(?:image|video|audio|file)_(?:url|data|id)|url|image|video|audio|image_embeds|data|media_id|uuid)"'
+    rb'\s*:\s*"([^"]+)"'
+)
+# Of uploads and stored responses.
+_ID = re.compile(r"(?:media_|resp_)\w{1,64}", re.ASCII)
+_HANDLE_PREFIX = re.compile(r"media:\\?/\\?/")
+_PATH = re.compile(r"/v1/(?:media|files|responses)/([^/]+)(?:/\w+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Affinity:
+    """All names are hashes, so that they are small."""
+
+    # The bytes of each of its media.
+    media: Mapping[bytes, int] = field(default_factory=dict)
+    # Of the first 256 bytes of its prompt, 512, 1024 ...
+    beginnings: tuple[bytes, ...] = ()
+    cache_key: str | None = None
+    # What it names that only the server knows that has it.
+    ids: tuple[str, ...] = ()
+    # The assumed cost of the request.
+    num_bytes: int = ANSWER_BYTES
+
+
+class _Prompt(msgspec.Struct):
+    """The fields of all APIs' requests that a prompt consists of, in the order in which it does."""
+
+    model: Raw = Raw()
+    cache_salt: Raw = Raw()
+    system: Raw = Raw()
+    instructions: Raw = Raw()
+    tools: Raw = Raw()
+    previous_response_id: Raw = Raw()
+    messages: Raw = Raw()
+    input: Raw = Raw()
+    prompt: Raw = Raw()
+    prompt_cache_key: Raw = Raw()
+
+
+_decoder = msgspec.json.Decoder(_Prompt)
+
+
+def find_affinity(path: str, body: Buffer) -> Affinity:
+    """`path`: without its query."""
+    if (named := _PATH.fullmatch(path)) is not None and _ID.fullmatch(named[1]):
+        return Affinity(ids=(named[1],))
+    if not bytes(body[:64]).lstrip().startswith(b"{"):
+        return Affinity()
+    text, sizes = _name_large_media(body)
+    try:
+        prompt = _decoder.decode(text)
+        cache_key = _read_text(prompt.prompt_cache_key)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return Affinity()
+    parts = [bytes(getattr(prompt, name)) for name in _Prompt.__struct_fields__[:-1]]
+    beginning = b"\n".join(parts)
+    found = list(dict.fromkeys(_MEDIA.findall(beginning)))
+    ids = dict.fromkeys(_read_ids([*found, bytes(prompt.previous_response_id).strip(b'"')]))
+    media = {xxhash.xxh3_128_digest(each): sizes.get(each, TYPICAL_MEDIA_BYTES) for each in found}
+    return Affinity(
+        media,
+        tuple(_name_beginnings(beginning)),
+        cache_key,
+        tuple(ids),
+        len(beginning) + len(media) * MEDIA_BYTES_IN_PROMPT + ANSWER_BYTES,
+    )
+
+
+def _name_large_media(body: Buffer) -> tuple[bytes, Mapping[bytes, int]]:
+    """Return the body with a hash in place of the content of each large URL, and the sizes of these by the hashes."""
+    view, kept = memoryview(body), 0
+    pieces: list[bytes | memoryview] = []
+    sizes: dict[bytes, int] = {}
+    for begin, end, is_bare in find_urls(view):
+        url = view[begin:end]
+        content = url if is_bare else LiftedUrl.of(url).content
+        name = xxhash.xxh3_128_hexdigest(content).encode()
+        sizes[name] = len(content)
+        pieces += [view[kept:begin], name]
+        kept = end
+    return b"".join([*pieces, view[kept:]]), sizes
+
+
+def _read_ids(found: list[bytes]) -> list[str]:
+    names = (_HANDLE_PREFIX.sub("", each.decode(errors="replace"), count=1) for each in found)
+    return [name for name in names if _ID.fullmatch(name)]
+
+
+def _read_text(field: Raw) -> str | None:
+    value = msgspec.json.decode(field) if bytes(field) else None
+    return value if isinstance(value, str) and value else None
+
+
+def _name_beginnings(text: bytes) -> list[bytes]:
+    hashed, names, start, end = xxhash.xxh3_128(), [], 0, SHORTEST_BEGINNING
+    while end <= len(text):
+        hashed.update(text[start:end])
+        names.append(hashed.digest())
+        start, end = end, 2 * end
+    return names
