@@ -283,6 +283,22 @@ class ServerOverloadedError(AnsweredError):
     code = "server_overloaded"
 
 
+class NoReplicaError(AnsweredError):
+    """No server behind the router can take the request now: worth trying again."""
+
+    status = 503
+    code = "no_replica"
+
+
+class ReplicaLostError(KeepsightError):
+    """The connection to a server behind the router failed. The router asks another one, if it can."""
+
+    def __init__(self, message: str, *, may_have_begun: bool) -> None:
+        """`may_have_begun`: the server may have been working on the request, and may even have died of it."""
+        super().__init__(message)
+        self.may_have_begun = may_have_begun
+
+
 class OtherProcessError(KeepsightError):
     """An `LLM` was used in a process forked from the one that created it."""
 

@@ -64,6 +64,11 @@ def test_uploads_are_named_by_paths(path: str) -> None:
     assert find_affinity(path, b"").ids == ("media_1",)
 
 
+def test_the_uploads_of_one_caller_belong_together() -> None:
+    ours, ours_too = find_affinity("/v1/files", b"a", b"key"), find_affinity("/v1/media", b"b", b"key")
+    assert ours == ours_too != find_affinity("/v1/files", b"a", b"other")
+
+
 def test_stored_responses_are_named_by_paths_and_by_what_continues_them() -> None:
     assert find_affinity("/v1/responses/resp_1", b"").ids == ("resp_1",)
     assert find_affinity("/v1/responses", b'{"previous_response_id": "resp_1", "input": "a"}').ids == ("resp_1",)

@@ -1,6 +1,6 @@
 """Totals in Prometheus' text format: https://prometheus.io/docs/instrumenting/exposition_formats/"""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from keepsight.observe.metric_values import Histogram, list_family
 from keepsight.observe.totals import Family, Totals
@@ -9,7 +9,11 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def write_prometheus(totals: Totals) -> str:
-    return "".join(f"{line}\n" for family in totals.families() for line in _write_family(family))
+    return write_families(totals.families())
+
+
+def write_families(families: Iterable[Family]) -> str:
+    return "".join(f"{line}\n" for family in families for line in _write_family(family))
 
 
 def _write_family(family: Family) -> Iterator[str]:

@@ -29,6 +29,7 @@ _MEDIA = re.compile(
 # Of uploads and stored responses.
 _ID = re.compile(r"(?:media_|resp_)\w{1,64}", re.ASCII)
 _HANDLE_PREFIX = re.compile(r"media:\\?/\\?/")
+_UPLOADS = ("/v1/media", "/v1/files")
 _PATH = re.compile(r"/v1/(?:media|files|responses)/([^/]+)(?:/\w+)?")
 
 
@@ -65,8 +66,11 @@ class _Prompt(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Prompt)
 
 
-def find_affinity(path: str, body: Buffer) -> Affinity:
-    """`path`: without its query."""
+def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
+    """`path`: without its query. `caller`: what tells callers apart."""
+    if path in _UPLOADS:
+        # A request may name several of them, and only one server can answer it.
+        return Affinity(cache_key=f"uploads of {xxhash.xxh3_128_hexdigest(caller)}")
     if (named := _PATH.fullmatch(path)) is not None and _ID.fullmatch(named[1]):
         return Affinity(ids=(named[1],))
     if not bytes(body[:64]).lstrip().startswith(b"{"):

@@ -1,0 +1,30 @@
+"""Makes one page of the pages of uploads that several servers list, in OpenAI's, Anthropic's or Keepsight's form.
+
+Ids are ordered by time, and a page may begin after the id of an upload that the server never had. So each server is
+asked for the page that the client wants, and the first of all that they list are that page.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Page = dict[str, Any]
+_DEFAULT_LIMITS = {"/v1/media": 20, "/v1/files": 10_000}
+_ANTHROPICS_DEFAULT_LIMIT = 20
+LIST_PATHS = _DEFAULT_LIMITS.keys()
+
+
+def merge_lists(path: str, query: Mapping[str, str], pages: Sequence[Page]) -> Page:
+    """`query`: has passed the servers' checks."""
+    is_anthropics, is_backward = "next_page" in pages[0], "before_id" in query
+    found = [upload for page in pages for upload in page["data"]]
+    found.sort(key=lambda upload: str(upload["id"]), reverse=query.get("order") != "asc")
+    limit = int(query.get("limit", _ANTHROPICS_DEFAULT_LIMIT if is_anthropics else _DEFAULT_LIMITS[path]))
+    if "ids[]" in query:
+        limit = len(found)
+    shown = found[max(0, len(found) - limit) :] if is_backward else found[:limit]
+    has_more = len(found) > limit or any(page["has_more"] for page in pages)
+    ends = {"first_id": shown[0]["id"], "last_id": shown[-1]["id"]} if shown else {}
+    merged = pages[0] | {"data": shown, "has_more": has_more, **ends}
+    if is_anthropics:
+        merged["next_page"] = f"page_{merged['last_id']}" if has_more and not is_backward else None
+    return merged

@@ -1,0 +1,160 @@
+"""A replica that answers as a test says, and fails as real ones do: its connections are reset, or nobody listens."""
+
+import asyncio
+import json
+import socket
+import struct
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from keepsight.api_settings import ApiSettings
+from keepsight.scaleout.router_server import make_router
+
+PATIENCE = 30  # seconds
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    def header(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name]
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+# Writes an answer. The connection is closed after it if it returns True.
+Script = Callable[["FakeReplica", Asked, asyncio.StreamWriter], Awaitable[bool | None]]
+
+
+def respond(body: object, status: int = 200, *headers: str, is_json: bool = True) -> bytes:
+    content = json.dumps(body).encode() if is_json else str(body).encode()
+    kind = "application/json" if is_json else "text/html"
+    lines = [f"HTTP/1.1 {status} As It Is", f"Content-Type: {kind}", f"Content-Length: {len(content)}", *headers]
+    return "\r\n".join([*lines, "", ""]).encode() + content
+
+
+async def say_who(replica: "FakeReplica", asked: Asked, writer: asyncio.StreamWriter) -> None:
+    writer.write(respond({"replica": replica.port}))
+
+
+class FakeReplica:
+    def __init__(self, loop: asyncio.AbstractEventLoop, script: Script) -> None:
+        self.script, self.asked = script, list[Asked]()
+        self.state: dict[str, Any] = {"status": "ok"}
+        self.num_connections = 0
+        # Set by a test to let a script go on, and by a script to tell a test.
+        self.go, self.told = asyncio.Event(), threading.Event()
+        self.port = 0
+        self._loop, self._readers = loop, dict[asyncio.StreamWriter, asyncio.StreamReader]()
+        self.listen()
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def listen(self) -> None:
+        async def listen() -> None:
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+        self.run(listen())
+
+    def die(self) -> None:
+        self.run(self.end())
+
+    async def end(self) -> None:
+        """Reset all connections, and listen no more."""
+        self._server.close()
+        for writer in [*self._readers]:
+            reset(writer)
+
+    async def wait_until_left(self, writer: asyncio.StreamWriter) -> None:
+        """Wait until the other side has closed a connection."""
+        with suppress(ConnectionError):
+            await self._readers[writer].read()
+
+    def let_go(self) -> None:
+        self._loop.call_soon_threadsafe(self.go.set)
+
+    def run(self, work: Any) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.num_connections += 1
+        self._readers[writer] = reader
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                asked = await _read(reader)
+                if asked.target == "/ready":
+                    writer.write(respond(self.state, 200 if self.state["status"] == "ok" else 503))
+                    continue
+                self.asked.append(asked)
+                if await self.script(self, asked, writer):
+                    break
+                await writer.drain()
+        del self._readers[writer]
+        writer.close()
+
+
+def reset(writer: asyncio.StreamWriter) -> None:
+    connection = writer.get_extra_info("socket")
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+async def _read(reader: asyncio.StreamReader) -> Asked:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+    first, *lines = head.strip().split("\r\n")
+    method, target, _ = first.split(" ")
+    headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
+    asked = Asked(method, target, headers, b"")
+    (length,) = asked.header("content-length") or ["0"]
+    return Asked(method, target, headers, await reader.readexactly(int(length)))
+
+
+@contextmanager
+def fakes(*scripts: Script) -> Iterator[list[FakeReplica]]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    replicas: list[FakeReplica] = []
+    try:
+        replicas += [FakeReplica(loop, script) for script in scripts]
+        yield replicas
+    finally:
+        for replica in replicas:
+            replica.die()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(PATIENCE)
+        loop.close()
+
+
+@contextmanager
+def routing(*addresses: str, shutdown_seconds: float = 30.0, **settings: Any) -> Iterator[int]:
+    """Run a router; yield its port."""
+    server = make_router(addresses, ApiSettings(**settings), shutdown_seconds)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
+@contextmanager
+def routed(*scripts: Script, **settings: Any) -> Iterator[tuple[str, list[FakeReplica]]]:
+    """Run replicas and a router before them; yield its URL, and them."""
+    with fakes(*scripts) as replicas, routing(*(each.address for each in replicas), **settings) as port:
+        yield f"http://127.0.0.1:{port}", replicas
