@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 
-from keepsight.cli import serve
+from keepsight.cli.listen import listen
 from keepsight.observe.process_memory import with_descendants
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
@@ -221,7 +221,7 @@ def test_a_server_raises_its_open_file_limit_to_the_maximum(tmp_path: Path, monk
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
 def test_the_ipv6_wildcard_address_accepts_ipv4_too() -> None:
-    with serve._listen("::", 0) as listener:
+    with listen("::", 0) as listener:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), timeout=20).close()
@@ -233,13 +233,13 @@ def test_the_address_that_was_found_is_listened_on_whole(monkeypatch: pytest.Mon
     bound: list[object] = []
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
     monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
-    serve._listen("fe80::1%eth0", 0)
+    listen("fe80::1%eth0", 0)
     assert bound == [("fe80::1", 0, 0, 7)]
 
 
 INTERRUPTED_SERVER = """
 import os, shutil, sys
-from keepsight.cli import serve
+from keepsight.cli.listen import listen
 from keepsight.cli.main import main
 
 choose_size_and_mode, rmtree = serve.choose_size_and_mode, shutil.rmtree

@@ -7,6 +7,7 @@ import re
 import ssl
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
@@ -24,6 +25,28 @@ def add_api_arguments(parser: argparse.ArgumentParser) -> None:
     _add_http(parser.add_argument_group("HTTP"))
     _add_limits(parser.add_argument_group("request limits"))
     _add_uploads(parser.add_argument_group("uploads and stored responses"))
+
+
+def add_tls_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM; enables HTTPS")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is in another file")
+    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="password of the private key")
+
+
+def add_body_arguments(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--max-body-mb",
+        type=float,
+        default=DEFAULTS.max_body_bytes / MIB,
+        help="largest request body, in MiB (default: %(default)g)",
+    )
+    group.add_argument(
+        "--slow-client-timeout",
+        type=float,
+        default=DEFAULTS.slow_client_seconds,
+        help="seconds that a client may take for the TLS handshake and for its headers, or may pause while sending "
+        "or receiving (default: %(default)g)",
+    )
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -70,9 +93,7 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
         help="where to export each request as OpenTelemetry spans, by OTLP over HTTP (without a path: /v1/traces); "
         "needs the extra 'otel'",
     )
-    group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM; enables HTTPS")
-    group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is in another file")
-    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="password of the private key")
+    add_tls_arguments(group)
     group.add_argument(
         "--root-path", default="", metavar="PATH", help="path prefix that a proxy removes, such as /keepsight"
     )
@@ -92,25 +113,13 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "resample), not only do_pan_and_scan",
     )
     group.add_argument(
-        "--max-body-mb",
-        type=float,
-        default=DEFAULTS.max_body_bytes / MIB,
-        help="largest request body, in MiB (default: %(default)g)",
-    )
-    group.add_argument(
         "--max-waiting-requests",
         type=int,
         default=DEFAULTS.max_waiting_requests,
         help="requests per frontend whose answers have not begun; more are refused at once with 503 "
         "(default: %(default)d)",
     )
-    group.add_argument(
-        "--slow-client-timeout",
-        type=float,
-        default=DEFAULTS.slow_client_seconds,
-        help="seconds that a client may take for the TLS handshake and for its headers, or may pause while sending "
-        "or receiving (default: %(default)g)",
-    )
+    add_body_arguments(group)
 
 
 def _add_uploads(group: argparse._ArgumentGroup) -> None:
@@ -154,20 +163,34 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         root_path=arguments.root_path.rstrip("/"),
         dashboard_thumbnails=arguments.dashboard_thumbnails,
         otlp_traces_endpoint=_read_traces_endpoint(arguments.otlp_traces_endpoint),
-        ssl_certfile=_absolute(arguments.ssl_certfile),
-        ssl_keyfile=_absolute(arguments.ssl_keyfile),
-        ssl_keyfile_password=arguments.ssl_keyfile_password,
         log_requests=arguments.log_requests,
         trust_request_mm_processor_kwargs=arguments.trust_request_mm_processor_kwargs,
-        max_body_bytes=_to_bytes(arguments.max_body_mb, "--max-body-mb"),
         max_waiting_requests=arguments.max_waiting_requests,
-        slow_client_seconds=arguments.slow_client_timeout,
         media_quota_bytes=_to_bytes(arguments.media_quota_mb, "--media-quota-mb"),
         media_quota_count=arguments.media_quota_count,
         response_quota_bytes=_to_bytes(arguments.response_quota_mb, "--response-quota-mb"),
+        **_http_settings_from(arguments),
     )
     _check(settings)
     return settings
+
+
+def router_settings_from(arguments: argparse.Namespace) -> ApiSettings:
+    """Return the settings of a server that has only the flags of TLS and of bodies."""
+    _check_numbers(arguments)
+    settings = ApiSettings(**_http_settings_from(arguments))
+    _check_certificate(settings)
+    return settings
+
+
+def _http_settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "ssl_certfile": _absolute(arguments.ssl_certfile),
+        "ssl_keyfile": _absolute(arguments.ssl_keyfile),
+        "ssl_keyfile_password": arguments.ssl_keyfile_password,
+        "max_body_bytes": _to_bytes(arguments.max_body_mb, "--max-body-mb"),
+        "slow_client_seconds": arguments.slow_client_timeout,
+    }
 
 
 def _to_bytes(megabytes: float, option: str) -> int:

@@ -20,6 +20,7 @@ from keepsight.errors import KeepsightError
 # A command's module is imported only when it is called: most need neither torch nor a web server.
 COMMANDS = {
     "serve": "start the server",
+    "route": "put one address before several servers",
     "chat": "chat with a running server in the terminal, with or without pictures",
     "generate": "ask the model once, with or without pictures",
     "bench": "measure any OpenAI server, and compare the results",

@@ -2,23 +2,20 @@
 
 import argparse
 import dataclasses
-import errno
 import logging
 import os
 import re
-import resource
-import socket
 from collections.abc import Collection
-from contextlib import suppress
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_is_text, check_minimums
+from keepsight.cli.listen import allow_many_open_files, listen
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
-from keepsight.errors import InvalidArgumentError, ServerStartError
+from keepsight.errors import InvalidArgumentError
 from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
@@ -26,8 +23,6 @@ from keepsight.ipc.take_signals import take_signals
 from keepsight.program_identity import identify_program
 from keepsight.supervisor import ServerSettings, Supervisor
 
-# A frontend has half as many open before the first client connects.
-LEAST_OPEN_FILES = 64
 # URLs have a colon.
 _PATH_OR_HUB_NAME = re.compile(r"[\w.~-]*(/[\w.-]+)+/?")
 # What may look like one: keys of random Base64, and networks.
@@ -85,10 +80,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_arguments_are_text(arguments)
     minimums = {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0}
     check_minimums(arguments, minimums | ({"watchdog_timeout": 10} if arguments.watchdog_timeout else {}))
-    _allow_many_open_files()
+    allow_many_open_files()
     # Before the model is loaded: a port that is in use should be reported at once.
     with (
-        _listen(arguments.host, arguments.port) as listener,
+        listen(arguments.host, arguments.port) as listener,
         # Signals are handled from before the run directory exists until it is removed.
         take_signals() as signals,
         RunDirectory.create(num_frontends=arguments.api_server_count) as directory,
@@ -142,39 +137,7 @@ def _looks_like_a_model(value: object) -> bool:
     return is_checkpoint(value) or bool(_PATH_OR_HUB_NAME.fullmatch(value) and not _KEY_OR_NETWORK.fullmatch(value))
 
 
-def _allow_many_open_files() -> None:
-    """Raise the limit on open files as far as possible, for child processes too: each connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if most != resource.RLIM_INFINITY and most < LEAST_OPEN_FILES:
-        needed = f"a server needs {LEAST_OPEN_FILES}, and one more for each connection"
-        raise ServerStartError(f"only {most} files may be open (`ulimit -n`): {needed}")
-    # Some systems report no limit although there is one.
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
 def _options_of(config: Config) -> dict[str, object]:
     """Return the configuration in a form that JSON can carry, and from which the same one can be built again."""
     options = dataclasses.asdict(config)
     return options | {"model": None if config.model is None else str(config.model)}
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    if not 0 <= port <= 65535:
-        raise InvalidArgumentError("--port", f"must be from 0 to 65535, not {port}")
-    if host == "*":  # glibc finds all addresses by this name, other systems none
-        raise InvalidArgumentError("--host", "'*' is not an address: :: or 0.0.0.0 means all")
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        raise InvalidArgumentError("--host", f"{host!r} is not an address of this machine: {error}") from error
-    # With the network interface's number, for an address like fe80::1%eth0.
-    family, _, _, _, address = found[0]
-    try:
-        # "::" means all addresses, including IPv4's, as with other servers.
-        takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=takes_both)
-    except OSError as error:
-        # The port is in use, or it is below 1024 and reserved for root.
-        at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error

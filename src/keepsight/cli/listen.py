@@ -1,0 +1,43 @@
+"""Opens the socket that a server listens on, and raises its limit on open files: each connection is one."""
+
+import errno
+import resource
+import socket
+from contextlib import suppress
+
+from keepsight.errors import InvalidArgumentError, ServerStartError
+
+# A frontend has half as many open before the first client connects.
+LEAST_OPEN_FILES = 64
+
+
+def allow_many_open_files() -> None:
+    """Raise the limit on open files as far as possible, for child processes too: each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if most != resource.RLIM_INFINITY and most < LEAST_OPEN_FILES:
+        needed = f"a server needs {LEAST_OPEN_FILES}, and one more for each connection"
+        raise ServerStartError(f"only {most} files may be open (`ulimit -n`): {needed}")
+    # Some systems report no limit although there is one.
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    if not 0 <= port <= 65535:
+        raise InvalidArgumentError("--port", f"must be from 0 to 65535, not {port}")
+    if host == "*":  # glibc finds all addresses by this name, other systems none
+        raise InvalidArgumentError("--host", "'*' is not an address: :: or 0.0.0.0 means all")
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise InvalidArgumentError("--host", f"{host!r} is not an address of this machine: {error}") from error
+    # With the network interface's number, for an address like fe80::1%eth0.
+    family, _, _, _, address = found[0]
+    try:
+        # "::" means all addresses, including IPv4's, as with other servers.
+        takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=2048, dualstack_ipv6=takes_both)
+    except OSError as error:
+        # The port is in use, or it is below 1024 and reserved for root.
+        at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error

@@ -1,0 +1,105 @@
+"""`keepsight route`: put one address before several servers (replicas)."""
+
+import argparse
+import logging
+import re
+import signal
+import socket
+from collections.abc import Sequence
+from types import FrameType
+
+from keepsight.bench.address import Address
+from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, router_settings_from
+from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
+from keepsight.cli.end_on_ctrl_c import INTERRUPTED
+from keepsight.cli.listen import allow_many_open_files, listen
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.fair_accept import FairAcceptServer
+from keepsight.ipc.control import LOG_FORMAT
+from keepsight.scaleout.router_server import make_router
+from keepsight.supervisor import url_of
+
+FLAG = "--replica"
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Of names in ASCII, IPv4 and IPv6.
+_HOST = re.compile(r"[\w.:%-]+", re.ASCII)
+
+logger = logging.getLogger(__name__)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replica",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="address of a server (`keepsight serve`), such as http://10.0.0.1:8000; repeat it for each",
+    )
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help="seconds for running answers to finish when the router shuts down (default: 30)",
+    )
+    group = parser.add_argument_group("HTTP")
+    add_tls_arguments(group)
+    add_body_arguments(group)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    check_arguments_are_text(arguments)
+    check_minimums(arguments, {"shutdown_timeout": 0})
+    replicas = [_read_replica(url) for url in arguments.replica]
+    _check_replicas(replicas)
+    settings = router_settings_from(arguments)
+    allow_many_open_files()
+    with listen(arguments.host, arguments.port) as listener:
+        host, port = listener.getsockname()[:2]
+        _refuse_itself(replicas, host, port)
+        server = make_router([each.url for each in replicas], settings, arguments.shutdown_timeout)
+        url = url_of(settings.scheme, *listener.getsockname())
+        logger.info("%s leads to %s", url, ", ".join(each.url for each in replicas))
+        return _run_until_signal(server, listener)
+
+
+def _read_replica(url: str) -> Address:
+    address = Address.parse(url, FLAG)
+    if address.path:
+        raise InvalidArgumentError(FLAG, f"must not have a path, as requests bring their own: {url!r}")
+    if not _HOST.fullmatch(address.host):
+        raise InvalidArgumentError(FLAG, f"{address.host!r} is no name of a host")
+    return address
+
+
+def _check_replicas(replicas: Sequence[Address]) -> None:
+    if not replicas:
+        raise InvalidArgumentError(FLAG, "is needed: the address of a server, such as http://10.0.0.1:8000")
+    for number, each in enumerate(replicas):
+        if each in replicas[:number]:
+            raise InvalidArgumentError(FLAG, f"{each.url} is given twice")
+
+
+def _refuse_itself(replicas: Sequence[Address], host: str, port: int) -> None:
+    """Refuse the address that the router listens on, by the names that are known without asking anybody."""
+    own_hosts = {host, *_LOOPBACK} if host in (*_LOOPBACK, "0.0.0.0", "::") else {host}
+    for each in replicas:
+        if each.port == port and each.host in own_hosts:
+            raise InvalidArgumentError(FLAG, f"{each.url} is the router's own address")
+
+
+def _run_until_signal(server: FairAcceptServer, listener: socket.socket) -> int:
+    received: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        server.handle_exit(number, frame)
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores the last
+            signal.signal(number, end)
+    # It handles the first two itself, and raises them again once it has ended.
+    server.run(sockets=[listener])
+    return INTERRUPTED if signal.SIGINT in received else 0
