@@ -18,6 +18,8 @@ from tests.place import FLAGS
 
 COMMAND = [sys.executable, "-m", "keepsight"]
 START_SECONDS, END_SECONDS = 120, 60
+# In the log; with the port.
+SERVED = r" is served on http://127\.0\.0\.1:(\d+)/v1"
 
 
 @contextmanager
@@ -37,9 +39,21 @@ def serving(
             process.kill()
 
 
-def _wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
+@contextmanager
+def routing(log: Path, *addresses: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """The same for a router before servers at these addresses."""
+    flags = [word for address in addresses for word in ("--replica", address)]
+    command = [*COMMAND, "route", "--port", "0", *flags]
+    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, text=True) as process:
+        try:
+            yield process, _wait_for_port(process, log, r"http://127\.0\.0\.1:(\d+)/v1 leads to ")
+        finally:
+            process.kill()
+
+
+def _wait_for_port(process: subprocess.Popen[str], log: Path, line: str = SERVED) -> int:
     for _ in range(START_SECONDS * 10):
-        if found := re.search(r" is served on http://127\.0\.0\.1:(\d+)/v1", log.read_text()):
+        if found := re.search(line, log.read_text()):
             return int(found[1])
         try:
             process.wait(0.1)

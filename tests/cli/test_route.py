@@ -1,13 +1,11 @@
 """`keepsight route` before two real `keepsight serve`, with the official client."""
 
-import re
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,7 +16,7 @@ from keepsight.cli.main import main
 from tests.cli.test_serve_metrics import read_counter
 from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.official_client import answer, complete, connect
-from tests.real_server import COMMAND, END_SECONDS, serving
+from tests.real_server import END_SECONDS, routing, serving
 from tests.wait_until import wait_until
 
 
@@ -60,19 +58,6 @@ class Pair:
 
     def count_encoded(self) -> float:
         return sum(read_counter(url, "media_encoded_total", modality="image") for url in self.urls)
-
-
-@contextmanager
-def routing(log: Path, *addresses: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    flags = [word for address in addresses for word in ("--replica", address)]
-    command = [*COMMAND, "route", "--port", "0", *flags]
-    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, text=True) as process:
-        try:
-            wait_until(lambda: "leads to" in log.read_text())
-            [port] = re.findall(r"http://127\.0\.0\.1:(\d+)/v1 leads to", log.read_text())
-            yield process, int(port)
-        finally:
-            process.kill()
 
 
 @pytest.fixture(scope="module")

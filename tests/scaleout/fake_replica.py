@@ -7,7 +7,7 @@ import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from keepsight.api_settings import ApiSettings
@@ -26,8 +26,10 @@ class Asked:
     def header(self, name: str) -> list[str]:
         return [value for key, value in self.headers if key.lower() == name]
 
-    def json(self) -> Any:
-        return json.loads(self.body)
+    @property
+    def length(self) -> int:
+        (length,) = self.header("content-length") or ["0"]
+        return int(length)
 
 
 # Writes an answer. The connection is closed after it if it returns True.
@@ -50,6 +52,8 @@ class FakeReplica:
         self.script, self.asked = script, list[Asked]()
         self.state: dict[str, Any] = {"status": "ok"}
         self.num_connections = 0
+        # Whether it resets the connection in the middle of a request's body.
+        self.breaks_uploads = False
         # Set by a test to let a script go on, and by a script to tell a test.
         self.go, self.told = asyncio.Event(), threading.Event()
         self.port = 0
@@ -92,7 +96,12 @@ class FakeReplica:
         self._readers[writer] = reader
         with suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
-                asked = await _read(reader)
+                asked = await _read_head(reader)
+                if self.breaks_uploads and asked.length:
+                    await reader.readexactly(asked.length // 2)
+                    reset(writer)
+                    break
+                asked = replace(asked, body=await reader.readexactly(asked.length))
                 if asked.target == "/ready":
                     writer.write(respond(self.state, 200 if self.state["status"] == "ok" else 503))
                     continue
@@ -111,14 +120,12 @@ def reset(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _read(reader: asyncio.StreamReader) -> Asked:
+async def _read_head(reader: asyncio.StreamReader) -> Asked:
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     first, *lines = head.strip().split("\r\n")
     method, target, _ = first.split(" ")
     headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
-    asked = Asked(method, target, headers, b"")
-    (length,) = asked.header("content-length") or ["0"]
-    return Asked(method, target, headers, await reader.readexactly(int(length)))
+    return Asked(method, target, headers, b"")
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 import asyncio
 import socket
+import threading
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -220,6 +222,20 @@ def test_a_request_is_given_to_another_replica_if_the_connection_fails_before_an
         assert f'retries_total{{replica="{replicas[0].address}"}}' in httpx.get(f"{url}/metrics").text
 
 
+def test_an_upload_within_which_a_replica_is_lost_is_given_whole_to_another() -> None:
+    with routed(say_who, say_who) as (url, replicas):
+        wait_for_ready(url, 2)
+        [used] = [
+            each for each in replicas if httpx.post(f"{url}/v1/files", content=b"a").json()["replica"] == each.port
+        ]
+        used.breaks_uploads = True
+        content = b"ab" * 2**22
+        found = httpx.post(f"{url}/v1/files", content=content).json()["replica"]
+        [other] = [each for each in replicas if each is not used]
+        assert found == other.port
+        assert other.asked[-1].body == content
+
+
 def test_a_request_that_two_replicas_died_of_is_given_to_no_third() -> None:
     async def die(replica: FakeReplica, asked: Asked, writer: Writer) -> bool:
         await replica.end()
@@ -411,6 +427,40 @@ def _wait_until_still(sent: list[int]) -> None:
         return len(seen) > 20 and len({*seen[-20:]}) == 1
 
     wait_until(is_still)
+
+
+def test_running_answers_may_finish_as_the_router_shuts_down() -> None:
+    with fakes(_stream_two) as [replica], ExitStack() as router:
+        port = router.enter_context(routing(replica.address))
+        with httpx.stream("POST", f"http://127.0.0.1:{port}{CHAT}", json=chat()) as answer:
+            pieces = answer.iter_raw()
+            assert next(pieces) == b"data: 1\n\n"
+            ending = threading.Thread(target=router.close)
+            ending.start()
+            wait_until(lambda: _is_refused(port))
+            replica.let_go()
+            assert b"".join(pieces) == b"data: 2\n\n"
+        ending.join()
+
+
+def _is_refused(port: int) -> bool:
+    try:
+        httpx.get(f"http://127.0.0.1:{port}/health", timeout=0.2)
+    except httpx.TransportError:
+        return True
+    return False
+
+
+def test_those_that_do_not_finish_in_time_are_cut_off(caplog: pytest.LogCaptureFixture) -> None:
+    with fakes(_stream_two) as [replica], ExitStack() as router:
+        port = router.enter_context(routing(replica.address, shutdown_seconds=0.1))
+        with httpx.stream("POST", f"http://127.0.0.1:{port}{CHAT}", json=chat()) as answer:
+            pieces = answer.iter_raw()
+            assert next(pieces)
+            router.close()
+            with pytest.raises(httpx.RemoteProtocolError):
+                list(pieces)
+    assert "Traceback" not in caplog.text
 
 
 # The whole ------------------------------------------------------------------------------------------------------

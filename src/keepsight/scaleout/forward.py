@@ -18,6 +18,8 @@ from keepsight.scaleout.router_meter import RouterMeter
 # How long a request waits for a server that can take it: one may be starting again.
 MAX_WAIT_SECONDS = 5.0
 MAX_LOSSES = 2
+# For what all servers do: resets wait for all their engines.
+MAX_ALL_SECONDS = 60.0
 # So that a request ends even if its connections fail again and again to servers that say that they are ready.
 MAX_ATTEMPTS = 16
 NO_ROOM = 503
@@ -43,7 +45,7 @@ class Forwarder:
     async def ask_all(self, question: Question) -> Collection[Answer]:
         """Return the whole answers of all servers that are ready; of one at least."""
         await self._wait_for_any(None)
-        if not (answers := await self._replicas.ask_all(question)):
+        if not (answers := await self._replicas.ask_all(question, MAX_ALL_SECONDS)):
             raise NoReplicaError(NONE_READY)
         return answers.values()
 

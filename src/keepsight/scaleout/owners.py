@@ -9,6 +9,7 @@ from keepsight.scaleout.replicas import Replicas
 
 # Of ids.
 MAX_KNOWN = 2**16
+MAX_SECONDS = 10.0
 # What a server needs to tell the caller.
 _OF_CALLER = frozenset({b"host", b"authorization", b"x-api-key", b"anthropic-version", b"via", b"origin"})
 
@@ -47,7 +48,8 @@ class Owners:
             return None  # nobody else can have it
         folder = b"responses" if name.startswith("resp_") else b"files"
         own = [(key, value) for key, value in headers if key in _OF_CALLER]
-        answers = await self._replicas.ask_all(Question(b"HEAD", b"/v1/%s/%s" % (folder, name.encode()), own))
+        question = Question(b"HEAD", b"/v1/%s/%s" % (folder, name.encode()), own)
+        answers = await self._replicas.ask_all(question, MAX_SECONDS)
         owner = next((replica for replica, answer in answers.items() if answer.status == 200), None)
         if owner is not None:
             self._owners[name] = owner

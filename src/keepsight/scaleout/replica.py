@@ -109,8 +109,13 @@ class Replica(ReplicaView):
         # Connections that wait for a request, the last used last.
         self._idle: list[httpcore.AsyncHTTPConnection] = []
 
-    async def ask(self, question: Question, affinity: Affinity) -> Answer:
-        """Return the answer as soon as it begins. Raises ReplicaLostError."""
+    async def ask(self, question: Question, affinity: Affinity | None = None) -> Answer:
+        """Return the answer as soon as it begins. Raises ReplicaLostError.
+
+        `affinity`: counts as work in flight, and as known to the server from then on; None: the router's own question.
+        """
+        if affinity is None:
+            return await self._ask(question, bool)
         self.note_sent(affinity)
         try:
             return await self._ask(question, lambda: self.note_ended(affinity))
@@ -124,8 +129,8 @@ class Replica(ReplicaView):
         self._idle = [connection for connection in self._idle if connection not in expired]
         await asyncio.gather(*(connection.aclose() for connection in expired))
 
-    async def close(self) -> None:
-        """Close the connections that are not in use; the others end with their requests."""
+    async def close_idle(self) -> None:
+        """Close all connections that wait for a request."""
         idle, self._idle = self._idle, []
         await asyncio.gather(*(connection.aclose() for connection in idle))
 
@@ -183,7 +188,7 @@ class Replica(ReplicaView):
 def _naming_losses() -> Iterator[None]:
     try:
         yield
-    except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+    except (httpcore.ConnectError, httpcore.ConnectTimeout, OSError, UnicodeError) as error:  # the last of odd names
         raise ReplicaLostError(f"it cannot be reached: {error or repr(error)}", may_have_begun=False) from error
     except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
         raise ReplicaLostError(f"the connection failed: {error or repr(error)}", may_have_begun=True) from error

@@ -6,19 +6,16 @@ A server whose connections fail is unready from then on, until it says that it i
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
-from contextlib import suppress
 
 import msgspec
 
 from keepsight.errors import ReplicaLostError
-from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.replica import Answer, Question, Replica, State
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_CHECKS = 1.0
 # A busy server answers late, one that is stopped never.
 MAX_CHECK_SECONDS = 10.0
-_NO_AFFINITY = Affinity(num_bytes=0)
 
 
 class _Readiness(msgspec.Struct):
@@ -45,14 +42,14 @@ class Replicas:
         self._watches[replica] = asyncio.create_task(self._watch(replica))
         return replica
 
-    async def remove(self, replica: Replica) -> None:
+    async def remove(self, address: str) -> None:
         """Give a server no more requests; those that it is answering go on."""
+        replica = next(each for each in self._watches if each.address == address)
         watch = self._watches.pop(replica)
         watch.cancel()
-        with suppress(asyncio.CancelledError):
-            await watch
+        await asyncio.gather(watch, return_exceptions=True)
         self._note_change()
-        await replica.close()
+        await replica.close_idle()
 
     def note_lost(self, replica: Replica, lost: ReplicaLostError) -> None:
         """Give a server no requests until it says that it is ready. If nobody listens there, its caches are gone."""
@@ -64,20 +61,18 @@ class Replicas:
         """Wait until the state of any server changes."""
         await self._changed.wait()
 
-    async def ask_all(self, question: Question) -> dict[Replica, Answer]:
-        """Return the whole answers of all servers that are ready, but for those that are lost meanwhile."""
+    async def ask_all(self, question: Question, max_seconds: float) -> dict[Replica, Answer]:
+        """Return the whole answers of all servers that are ready, but for those that fail to answer."""
         asked = self.ready
-        answers = await asyncio.gather(*(self._ask_one(replica, question) for replica in asked))
+        answers = await asyncio.gather(*(self._try_to_ask(replica, question, max_seconds) for replica in asked))
         return {replica: answer for replica, answer in zip(asked, answers, strict=True) if answer is not None}
 
-    async def _ask_one(self, replica: Replica, question: Question) -> Answer | None:
+    async def _try_to_ask(self, replica: Replica, question: Question, max_seconds: float) -> Answer | None:
         try:
-            answer = await replica.ask(question, _NO_AFFINITY)
-            await answer.hold()
+            return await _ask_within(max_seconds, replica, question)
         except ReplicaLostError as lost:
             self.note_lost(replica, lost)
             return None
-        return answer
 
     async def _watch(self, replica: Replica) -> None:
         host = replica.address.partition("://")[2].encode()
@@ -103,13 +98,21 @@ class Replicas:
 async def _check(replica: Replica, question: Question) -> tuple[State, str]:
     """Return its state, and why."""
     try:
-        async with asyncio.timeout(MAX_CHECK_SECONDS):
-            answer = await replica.ask(question, _NO_AFFINITY)
-            status = msgspec.json.decode(await answer.hold(), type=_Readiness).status
+        answer = await _ask_within(MAX_CHECK_SECONDS, replica, question)
+        status = msgspec.json.decode(answer.held or b"", type=_Readiness).status
     except ReplicaLostError as lost:
         return "unready", str(lost)
-    except TimeoutError:
-        return "unready", f"it does not answer within {MAX_CHECK_SECONDS:g} s"
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return "unready", f"it answers /ready with status {answer.status}, and not as `keepsight serve` does"
     return ("ready" if answer.status == 200 else "unready"), f"it says {status[:80]!r}"
+
+
+async def _ask_within(seconds: float, replica: Replica, question: Question) -> Answer:
+    """Return the whole answer."""
+    try:
+        async with asyncio.timeout(seconds):
+            answer = await replica.ask(question)
+            await answer.hold()
+    except TimeoutError:
+        raise ReplicaLostError(f"it does not answer within {seconds:g} s", may_have_begun=True) from None
+    return answer

@@ -36,7 +36,6 @@ MAX_BYTES_ON_LOOP = 2**20
 _OWN_HEADERS = frozenset({b"content-length", b"expect"})
 # By it servers know that a request need not come from their own machine.
 _VIA = (b"via", b"1.1 keepsight")
-_OF_EACH_SERVER = ("/dashboard", "/debug")
 
 
 class Router:
@@ -52,7 +51,8 @@ class Router:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         http = Request(scope, receive)
-        with suppress(ClientDisconnect):
+        # The latter if it takes too long to finish as the router shuts down.
+        with suppress(ClientDisconnect, asyncio.CancelledError):
             try:
                 await self._answer(http, send)
             except AnsweredError as error:
@@ -63,7 +63,7 @@ class Router:
         if (own := self._own.get(path)) is not None:
             await own()(http.scope, http.receive, send)
             return
-        if path.startswith(_OF_EACH_SERVER):
+        if path == "/dashboard" or path.startswith("/debug/"):
             raise NoSuchPathError(f"each server behind this address has a {path[:80]} of its own", "no_such_path")
         answer = await self._find_answer(http)
         async with aclosing(answer):
