@@ -6,7 +6,6 @@ connection with it, so that the server learns that nobody wants it.
 """
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from keepsight.errors import InvalidArgumentError, ReplicaLostError
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.choose_replica import ReplicaView
+from keepsight.scaleout.replica_stream import ReplicaBackend
 
 State = Literal["unknown", "ready", "unready"]
 Headers = list[tuple[bytes, bytes]]
@@ -26,13 +26,6 @@ Headers = list[tuple[bytes, bytes]]
 KEEP_SECONDS = 60.0
 # An answer may take any time; a server that takes nothing in for so long is lost.
 TIMEOUTS = {"connect": 5.0, "write": 60.0}
-# A machine that vanished is noticed after 25 seconds: a connection that waits for an answer would wait for ever.
-NOTICE_LOSS: list[httpcore.SOCKET_OPTION] = [
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-]
 PIECE_BYTES = 2**18
 # Of answers that the router reads itself: errors, lists, states.
 MAX_HELD_BYTES = 2**26
@@ -105,7 +98,7 @@ class Replica(ReplicaView):
         super().__init__(address)
         self.state: State = "unknown"
         self._url = httpcore.URL(address)
-        self._tls = ssl.create_default_context() if self._url.scheme == b"https" else None
+        self._backend = ReplicaBackend(ssl.create_default_context() if self._url.scheme == b"https" else None)
         # Connections that wait for a request, the last used last.
         self._idle: list[httpcore.AsyncHTTPConnection] = []
 
@@ -143,7 +136,7 @@ class Replica(ReplicaView):
         else:
             first_loss = None
         new = httpcore.AsyncHTTPConnection(
-            self._url.origin, self._tls, keepalive_expiry=KEEP_SECONDS, socket_options=NOTICE_LOSS
+            self._url.origin, keepalive_expiry=KEEP_SECONDS, network_backend=self._backend
         )
         try:
             return await self._ask_over(new, question, on_ended)
@@ -188,9 +181,9 @@ class Replica(ReplicaView):
 def _naming_losses() -> Iterator[None]:
     try:
         yield
-    except (httpcore.ConnectError, httpcore.ConnectTimeout, OSError, UnicodeError) as error:  # the last of odd names
+    except httpcore.ConnectError as error:
         raise ReplicaLostError(f"it cannot be reached: {error or repr(error)}", may_have_begun=False) from error
-    except (httpcore.NetworkError, httpcore.TimeoutException, httpcore.RemoteProtocolError) as error:
+    except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
         raise ReplicaLostError(f"the connection failed: {error or repr(error)}", may_have_begun=True) from error
     except httpcore.LocalProtocolError as error:
         raise InvalidArgumentError("headers", f"cannot be forwarded: {error}") from error
