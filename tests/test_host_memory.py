@@ -41,6 +41,7 @@ def test_memory_of_a_container_s_page_cache_is_available(tmp_path: Path) -> None
     [
         ("0::/system.slice/keepsight.service", "system.slice/keepsight.service", "memory.max", "memory.current", ""),
         ("0::/system.slice/keepsight.service", "system.slice", "memory.max", "memory.current", ""),
+        ("0::/system.slice/keepsight.service", "system.slice/keepsight.service", "memory.high", "memory.current", ""),
         # cgroup v1, on the machine itself and as seen from inside a container.
         ("4:memory:/docker/1", "memory/docker/1", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ("4:memory:/docker/1", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -57,6 +58,14 @@ def test_a_limit_holds_at_whatever_level_and_in_either_version(
     (group / used).write_text("3900000\n")
     (group / "memory.stat").write_text(f"{stat}active_file 1000000\n{stat}inactive_file 2000000\n")
     assert measure_host_memory(tmp_path / "meminfo", tmp_path / "cgroup", tmp_path / "own") == (4000000, 3100000)
+
+
+def test_of_two_limits_of_a_service_the_lower_holds(tmp_path: Path) -> None:
+    (tmp_path / "meminfo").write_text(MEMINFO)
+    (tmp_path / "memory.high").write_text("3000000\n")
+    (tmp_path / "memory.max").write_text("4000000\n")
+    (tmp_path / "memory.current").write_text("1000000\n")
+    assert measure_host_memory(tmp_path / "meminfo", tmp_path) == (3000000, 2000000)
 
 
 @pytest.mark.parametrize("kind", [resource.RLIMIT_AS, resource.RLIMIT_DATA])

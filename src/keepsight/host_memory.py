@@ -10,8 +10,13 @@ from keepsight.cgroups import CGROUP, OWN_CGROUPS, list_cgroups
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
 # Limits of one process (`ulimit -v`, `ulimit -d`), and the field of STATM that holds its usage in pages.
 _OWN_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
-# The files of both cgroup versions: the limit, the usage, and the prefix of the names in `memory.stat`.
-_VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
+# The files of both cgroup versions: a limit, the usage, and the prefix of the names in `memory.stat`. Processes beyond
+# `memory.high` (systemd's MemoryHigh) are not killed, but slowed down.
+_LIMITS = (
+    ("memory.max", "memory.current", ""),
+    ("memory.high", "memory.current", ""),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+)
 
 
 def measure_host_memory(
@@ -20,7 +25,7 @@ def measure_host_memory(
     """Return the total and the available bytes."""
     total, available = _measure_whole_host(meminfo)
     for folder in list_cgroups("memory", cgroup, own_cgroups):
-        for limit_name, used_name, prefix in _VERSIONS:
+        for limit_name, used_name, prefix in _LIMITS:
             limit, used = _read_number(folder / limit_name), _read_number(folder / used_name)
             if limit is not None and used is not None:
                 kept = used - _measure_file_cache(folder / "memory.stat", prefix)
