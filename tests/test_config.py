@@ -89,6 +89,8 @@ def test_an_unknown_option_is_refused_with_a_suggestion(name: str, hint: str) ->
         ("allowed_media_domains", ["a..org"], "'a..org' is not a host"),
         ("allowed_media_networks", ["10.0.0.1/8"], "'10.0.0.1/8' is not a network"),
         ("allowed_media_networks", [7], "7 is not a network"),
+        ("allowed_media_networks", ["64:ff9b::/96"], "'64:ff9b::/96' stands for IPv4 addresses: give their own"),
+        ("allowed_media_networks", ["::ffff:10.0.0.0/104"], "stands for IPv4 addresses"),
         ("max_model_len", True, "an integer of at least 1, not True"),
         ("max_model_len", 1.5, "an integer of at least 1, not 1.5"),
         ("max_model_len", "1k", "an integer of at least 1, not '1k'"),

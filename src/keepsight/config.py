@@ -32,6 +32,8 @@ MAX_LORA_RANK = 512
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 # Read if the option is not set: a site that allows only certified algorithms sets it once for all servers.
 HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
+# Addresses that stand for the IPv4 address in their last four bytes: mapped ones, and those of NAT64.
+IPV4_WITHIN_IPV6 = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
 
 # The allowed values of each option. None is also allowed where it is the default.
 CHOICES: Mapping[str, tuple[object, ...]] = {
@@ -229,6 +231,10 @@ class Config:
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
+        for network in map(ipaddress.ip_network, self.allowed_media_networks):
+            if isinstance(network, ipaddress.IPv6Network) and any(map(network.subnet_of, IPV4_WITHIN_IPV6)):
+                reason = f"{str(network)!r} stands for IPv4 addresses: give their own network, such as 10.0.0.0/8"
+                raise InvalidArgumentError("allowed_media_networks", reason)
 
     def _check_adapters(self) -> None:
         example = "an adapter such as {'name': 'sql', 'path': 'FOLDER'}"

@@ -13,6 +13,7 @@ from itertools import zip_longest
 
 import httpcore
 
+from keepsight.config import IPV4_WITHIN_IPV6
 from keepsight.errors import MediaFetchError, MediaRefusedError
 from keepsight.frontend.intake.race_addresses import race_addresses
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, to_ascii_host
@@ -59,7 +60,6 @@ _NOT_PUBLIC_V6 = [
         "3fff::/20",
     )
 ]
-_NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
@@ -70,11 +70,9 @@ def is_public(address: Address) -> bool:
 
 def destination_of(address: Address) -> Address:
     """Return where a packet to this address ends up: some IPv6 addresses stand for an IPv4 one."""
-    if isinstance(address, IPv4Address):
+    if not any(address in network for network in IPV4_WITHIN_IPV6):
         return address
-    if address.ipv4_mapped is not None:
-        return address.ipv4_mapped
-    return IPv4Address(int(address) & 0xFFFFFFFF) if address in _NAT64 else address
+    return IPv4Address(int(address) & 0xFFFFFFFF)
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
