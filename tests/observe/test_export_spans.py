@@ -1,11 +1,14 @@
 """Spans of requests, collected with the OpenTelemetry SDK's in-memory exporter."""
 
 import logging
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from keepsight.errors import ServerStartError
 from keepsight.observe.account import RequestAccount, ShownItem
 from keepsight.requests import MediaReport, RequestBegun
 from tests.clock import Clock
@@ -41,6 +44,17 @@ def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> 
     assert (stages[1].end_time - stages[1].start_time) / 1e6 == pytest.approx(50, abs=0.1)
     # Clocks of two kinds may be steered apart by some milliseconds.
     assert before - 1.01 <= request_span.start_time / 1e9 <= after - 0.99
+
+
+def test_variables_that_opentelemetry_refuses_end_the_start_with_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from keepsight.observe.export_spans import SpanExport
+
+    installed = SimpleNamespace(OTLPSpanExporter=lambda _url: memory.InMemorySpanExporter())
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", installed)
+    SpanExport.to_endpoint("http://127.0.0.1:1/v1/traces").close()
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "10")
+    with pytest.raises(ServerStartError, match=r"^OpenTelemetry refuses the values of its OTEL_ variables: .*queue"):
+        SpanExport.to_endpoint("http://127.0.0.1:1/v1/traces")
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from keepsight.errors import ServerStartError
 from keepsight.observe.account import RequestAccount
 
 SERVICE = "keepsight"
@@ -43,7 +44,10 @@ class SpanExport:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         logging.getLogger(OTLPSpanExporter.__module__).addFilter(Seldom())
-        return cls(OTLPSpanExporter(url))
+        try:
+            return cls(OTLPSpanExporter(url))
+        except ValueError as error:
+            raise ServerStartError(f"OpenTelemetry refuses the values of its OTEL_ variables: {error}") from error
 
     def export(self, account: RequestAccount) -> None:
         """Export the account of a request that has ended."""
