@@ -1,6 +1,7 @@
 """A real `keepsight serve`, queried with the official client."""
 
 import asyncio
+import errno
 import resource
 import signal
 import socket
@@ -15,6 +16,7 @@ import openai
 import pytest
 
 from keepsight.cli.listen import listen
+from keepsight.errors import InvalidArgumentError
 from keepsight.observe.process_memory import with_descendants
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
@@ -225,6 +227,23 @@ def test_the_ipv6_wildcard_address_accepts_ipv4_too() -> None:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), timeout=20).close()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
+def test_an_ipv6_address_may_be_given_in_brackets_as_in_urls() -> None:
+    with listen("[::1]", 0) as listener:
+        assert listener.getsockname()[0] == "::1"
+
+
+def test_on_a_machine_without_ipv4_the_default_address_s_refusal_names_ipv6_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EADDRNOTAVAIL, "Cannot assign requested address")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(InvalidArgumentError, match=r"^--host: cannot listen on 127\.0\.0\.1:0: .* --host ::1\)"):
+        listen("127.0.0.1", 0)
+    with pytest.raises(InvalidArgumentError, match=r"^--host: cannot listen on 192\.0\.2\.1:0: .* address$"):
+        listen("192.0.2.1", 0)
 
 
 def test_the_address_that_was_found_is_listened_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,8 @@ def listen(host: str, port: int) -> socket.socket:
         raise InvalidArgumentError("--port", f"must be from 0 to 65535, not {port}")
     if host == "*":  # glibc finds all addresses by this name, other systems none
         raise InvalidArgumentError("--host", "'*' is not an address: :: or 0.0.0.0 means all")
+    if host[:1] + host[-1:] == "[]":  # as an IPv6 address stands in URLs, also in the one that is logged
+        host = host[1:-1]
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -40,4 +42,6 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         # The port is in use, or it is below 1024 and reserved for root.
         at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
-        raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error
+        is_ipv6_only = error.errno == errno.EADDRNOTAVAIL and str(address[0]).startswith("127.")
+        hint = " (on a machine without IPv4: --host ::1)" if is_ipv6_only else ""
+        raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}{hint}") from error
