@@ -2,13 +2,15 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from keepsight.errors import ServerStartError
-from keepsight.program_identity import check_program_is, identify_program
+from keepsight.program_identity import PACKAGE, check_program_is, identify_program
 
 
 @pytest.fixture
@@ -66,6 +68,13 @@ def test_files_written_again_with_the_same_content_are_the_same_program(package:
         path.write_bytes(content)
         os.utime(path, (0, 0))
     check_program_is(before, package)
+
+
+@pytest.mark.parametrize("flag", ["-P", "-I"])
+def test_processes_import_from_nowhere_that_the_server_was_started_not_to_import_from(flag: str) -> None:
+    program = f"import sys; sys.path.insert(0, {str(PACKAGE.parent)!r}); import keepsight.program_identity as own; "
+    command = [sys.executable, flag, "-c", f"{program} print(own.PYTHON[1])"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{flag}\n"
 
 
 def test_a_process_that_takes_another_installed_copy_says_which(package: Path, tmp_path: Path) -> None:

@@ -1,16 +1,19 @@
-"""Tells whether the program's own files have changed, so that the processes of a server all run the same program.
+"""Has the processes of a server all run the same program: how Python is started, and whether our files have changed.
 
 An upgrade under a running server changes what the next of its processes runs, beside others that run what was before.
 """
 
 import hashlib
 import os
+import sys
 from contextlib import suppress
 from pathlib import Path
 
 from keepsight.errors import ServerStartError
 
 PACKAGE = Path(__file__).parent
+# -P: files in the current directory must not be imported; -I: nor those of PYTHONPATH, if we were started so ourselves.
+PYTHON = (sys.executable, "-I" if sys.flags.isolated else "-P")
 # With the sources of compiled libraries, which decide whether those are used.
 _SUFFIXES = (".py", ".so", ".c", ".h")
 

@@ -12,7 +12,6 @@ import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Sequence, Set
@@ -43,11 +42,11 @@ from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.start_folder import start_folder
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
+from keepsight.program_identity import PYTHON
 
 logger = logging.getLogger(__name__)
-# -P: files in the current directory must not be imported as modules.
-ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
-FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
+ENGINE = (*PYTHON, "-m", "keepsight.engine.engine_process")
+FRONTEND = (*PYTHON, "-m", "keepsight.frontend.frontend_process")
 # Once the server has run, give up on the engine or frontend of one rank after this many failed starts in a row.
 MAX_FAILED_STARTS = 3
 # A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.

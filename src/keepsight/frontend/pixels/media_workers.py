@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -46,6 +45,7 @@ from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, PictureLayout
+from keepsight.program_identity import PYTHON
 
 logger = logging.getLogger(__name__)
 
@@ -262,8 +262,7 @@ class _Template:
         loaded = () if processor is None else (msgspec.json.encode(processor).decode(),)
         self._control, theirs = socket.socketpair()
         with theirs:
-            # -P: do not import from the current directory.
-            program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *loaded]
+            program = [*PYTHON, "-m", PROGRAM, str(theirs.fileno()), *loaded]
             self._process = subprocess.Popen(
                 program,
                 pass_fds=[theirs.fileno()],

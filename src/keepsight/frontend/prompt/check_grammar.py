@@ -9,7 +9,6 @@ free is not a verdict. Whoever must not wait for a try gets an `UnknownGrammarEr
 import hashlib
 import importlib.util
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
 from keepsight.lru_cache import LruCache
+from keepsight.program_identity import PYTHON
 from keepsight.structured_outputs import MAX_ITEMS_IN_ROW, MAX_LEXER_STATES, StructuredOutputsParams
 
 MAX_BYTES, MAX_CPU_SECONDS = 2**31, 5
@@ -99,8 +99,7 @@ _CHECKER = GrammarChecker()
 
 def _try_to_compile(grammar: str) -> str:
     limits = (MAX_BYTES, MAX_CPU_SECONDS, MAX_LEXER_STATES, MAX_ITEMS_IN_ROW)
-    # -P: import neither from this module's folder nor from the current directory.
-    command = [sys.executable, "-P", str(_PROGRAM), *map(str, limits)]
+    command = [*PYTHON, str(_PROGRAM), *map(str, limits)]
     try:
         done = subprocess.run(
             command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=MAX_SECONDS
