@@ -11,6 +11,7 @@ from keepsight.cli.api_arguments import api_settings_from
 from keepsight.errors import InvalidArgumentError
 
 PEM = Path(__file__).parents[1] / "frontend" / "pictures_test.pem"
+EXPIRED = PEM.with_name("expired_test.pem")
 
 
 def read(*flags: str) -> ApiSettings:
@@ -187,6 +188,14 @@ def test_invalid_options_are_refused_before_anything_starts(flags: str, flag: st
     with pytest.raises(InvalidArgumentError) as caught:
         read(*flags.split())
     assert caught.value.field == flag
+
+
+def test_an_expired_certificate_is_warned_of_and_served(caplog: pytest.LogCaptureFixture) -> None:
+    read("--ssl-certfile", str(PEM))
+    assert not caplog.records
+    assert read("--ssl-certfile", str(EXPIRED)).ssl_certfile == str(EXPIRED)
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert warning == f"clients refuse the certificate in {EXPIRED}: certificate has expired"
 
 
 @pytest.mark.parametrize("option", ["--max-body-mb", "--media-quota-mb", "--response-quota-mb"])

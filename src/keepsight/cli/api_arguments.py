@@ -4,13 +4,13 @@ import argparse
 import math
 import os
 import re
-import ssl
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
+from keepsight.certificate import load_certificate, warn_of_dates
 from keepsight.cli.check_arguments import check_minimums
 from keepsight.config import MOST_GIB
 from keepsight.errors import InvalidArgumentError
@@ -282,12 +282,11 @@ def _check_certificate(settings: ApiSettings) -> None:
         except OSError as error:
             raise InvalidArgumentError(flag, f"cannot be read: {error}") from error
     try:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Never None: OpenSSL would ask for the password at the terminal, where there may be no user.
-        context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
-    except ssl.SSLError as error:  # does not say which file is at fault
+        context = load_certificate(settings)
+    except (OSError, ValueError) as error:  # does not say which file is at fault
         reason = f"has no certificate for the private key in {keyfile}, or the key has another password"
         raise InvalidArgumentError("--ssl-certfile", f"{reason}: {error}") from error
+    warn_of_dates(context, settings)
 
 
 def _read_traces_endpoint(endpoint: str | None) -> str | None:

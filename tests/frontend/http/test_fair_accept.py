@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvicorn
 
 from keepsight.api_settings import ApiSettings
+from keepsight.certificate import Certificate
 from keepsight.frontend.http import fair_accept
 from keepsight.frontend.http.fair_accept import Acceptor, FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
+CERTIFICATE = Certificate(ApiSettings(ssl_certfile=str(PEM)))
 SOON = 20  # seconds; normally takes milliseconds
 
 
@@ -112,8 +113,9 @@ def test_an_acceptor_out_of_descriptors_accepts_later(listener: socket.socket, m
     assert asyncio.run(run()) == "me"
 
 
-async def started(listener: socket.socket, **options: Any) -> FairAcceptServer:
-    server = FairAcceptServer(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None, **options))
+async def started(listener: socket.socket, certificate: Certificate | None = None) -> FairAcceptServer:
+    server = FairAcceptServer(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
+    server.certificate = certificate
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup([listener])
@@ -129,10 +131,12 @@ def accept_one_more(server: FairAcceptServer, client: socket.socket, listener: s
 
 
 # A TLS handshake takes longer than a server waits for it while shutting down.
-@pytest.mark.parametrize("options", [{}, {"ssl_certfile": PEM}], ids=["plain", "tls"])
-def test_a_connection_accepted_just_before_shutdown_is_closed(listener: socket.socket, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("certificate", [None, CERTIFICATE], ids=["plain", "tls"])
+def test_a_connection_accepted_just_before_shutdown_is_closed(
+    listener: socket.socket, certificate: Certificate | None
+) -> None:
     async def run() -> None:
-        server = await started(listener, **options)
+        server = await started(listener, certificate)
         with socket.socket() as client:
             accept_one_more(server, client, listener)
             await asyncio.wait_for(server.shutdown(), SOON)
@@ -167,7 +171,7 @@ def test_clients_that_leave_during_the_handshake_are_logged_once_a_minute(
     caplog.set_level(logging.DEBUG, fair_accept.__name__)
 
     async def run() -> None:
-        server = await started(listener, ssl_certfile=PEM)
+        server = await started(listener, CERTIFICATE)
         [acceptor] = server._acceptors
         for _ in range(3):
             ours, theirs = socket.socketpair()

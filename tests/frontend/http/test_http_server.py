@@ -29,9 +29,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from keepsight import certificate
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.http import http_server, slow_client_limits
+from keepsight.frontend.http import fair_accept, http_server, slow_client_limits
 from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED, PIECE_BYTES
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
@@ -42,6 +43,7 @@ from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.api.app_client import MODEL, FakeEngine
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
+EXPIRED = PEM.with_name("expired_test.pem")
 PATIENCE = 20  # seconds
 SLOW = {"slow_client_seconds": 0.3}  # for tests of clients that are too slow
 
@@ -783,6 +785,41 @@ def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
         context.check_hostname = False
         with httpx.Client(verify=context, timeout=PATIENCE) as client:
             assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
+
+
+def test_a_renewed_certificate_is_given_to_the_next_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certificate, "SECONDS_BETWEEN_LOOKS", 0)
+    live = tmp_path / "live.pem"
+    live.write_bytes(PEM.read_bytes())
+    with running(tell_body, ApiSettings(ssl_certfile=str(live))) as port:
+        assert ssl.get_server_certificate(("127.0.0.1", port)) in PEM.read_text()
+        (tmp_path / "new.pem").write_bytes(EXPIRED.read_bytes())
+        (tmp_path / "new.pem").rename(live)
+        assert ssl.get_server_certificate(("127.0.0.1", port)) in EXPIRED.read_text()
+
+
+def test_a_server_started_while_its_certificate_is_renewed_accepts_once_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in place of a lost one: a client waits in line."""
+    monkeypatch.setattr(certificate, "SECONDS_BETWEEN_LOOKS", 0)
+    monkeypatch.setattr(fair_accept, "RETRY_SECONDS", 0.01)
+    live = tmp_path / "live.pem"
+    server = make_server(tell_body, ApiSettings(ssl_certfile=str(live)))
+    with run(server) as port:
+        await_true(lambda: server.started)
+        assert not server._acceptors
+        live.write_bytes(PEM.read_bytes())
+        assert ssl.get_server_certificate(("127.0.0.1", port)) in PEM.read_text()
+
+
+def test_a_server_that_waits_for_its_certificate_can_be_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_accept, "RETRY_SECONDS", 0.01)
+    server, accepting = make_server(tell_body, ApiSettings(ssl_certfile=str(tmp_path / "missing"))), list[int]()
+    server.on_accepting = partial(accepting.append, 1)
+    with run(server):
+        await_true(lambda: server.started)
+    assert not accepting
 
 
 def test_shutdown_does_not_wait_for_an_idle_client_to_close_tls() -> None:

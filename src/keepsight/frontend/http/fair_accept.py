@@ -7,13 +7,14 @@ processes got none. Here a busy process comes late and gets fewer.
 import asyncio
 import logging
 import socket
-import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
 import uvicorn
+
+from keepsight.certificate import Certificate
 
 logger = logging.getLogger(__name__)
 # The delay after a failed accept, as when the process may open no more files.
@@ -33,7 +34,10 @@ class FairAcceptServer(uvicorn.Server):
     on_accepting: Callable[[], None] = staticmethod(lambda: None)
     # How long a client may take for the TLS handshake; None: asyncio's default.
     handshake_seconds: float | None = None
+    # None: without TLS. (uvicorn would load it once and for all.)
+    certificate: Certificate | None = None
     _should_exit = False
+    _acceptors: Sequence["Acceptor"] = ()
     # While `main_loop` runs: its event loop, and the event that ends it.
     _ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
@@ -63,12 +67,17 @@ class FairAcceptServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=[])
+        while self.certificate is not None and self.certificate.get() is None:
+            if self.should_exit:
+                return
+            # It is being renewed just as this process takes a lost one's place: clients wait in line.
+            await asyncio.sleep(RETRY_SECONDS)
         protocol: Any = self.config.http_protocol_class
         make_protocol = partial(
             protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         self._acceptors = [
-            Acceptor(each, make_protocol, self.config.ssl, self.handshake_seconds) for each in sockets or ()
+            Acceptor(each, make_protocol, self.certificate, self.handshake_seconds) for each in sockets or ()
         ]
         self.on_accepting()
 
@@ -87,14 +96,14 @@ class Acceptor:
         self,
         listener: socket.socket,
         make_protocol: Callable[[], asyncio.Protocol],
-        tls: ssl.SSLContext | None = None,
+        certificate: Certificate | None = None,
         handshake_seconds: float | None = None,
     ) -> None:
         listener.setblocking(False)
-        self._listener, self._make_protocol, self._tls = listener, make_protocol, tls
+        self._listener, self._make_protocol, self._certificate = listener, make_protocol, certificate
         # asyncio takes these only with TLS.
         self._patience: dict[str, float | None] = {}
-        if tls is not None:
+        if certificate is not None:
             self._patience = {"ssl_handshake_timeout": handshake_seconds, "ssl_shutdown_timeout": GOODBYE_SECONDS}
         self._event_loop = asyncio.get_running_loop()
         # Connections that were accepted but not yet handed to their protocols.
@@ -136,10 +145,12 @@ class Acceptor:
         handshake.add_done_callback(self._handshakes.discard)
 
     async def _hand_over(self, connection: socket.socket) -> None:
+        tls = None
+        if self._certificate is not None:
+            tls = self._certificate.get()
+            assert tls is not None, "would be served without TLS"
         try:
-            await self._event_loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._tls, **self._patience
-            )
+            await self._event_loop.connect_accepted_socket(self._make_protocol, connection, ssl=tls, **self._patience)
         except OSError as error:  # includes TLS errors
             self._complain(error)
 

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
+from keepsight.certificate import Certificate
 from keepsight.frontend.http.direct_body_protocol import DirectBodyProtocol
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.slow_client_limits import SlowClientLimits
@@ -50,11 +51,9 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
         server_header=False,
         timeout_keep_alive=IDLE_SECONDS,
         root_path=settings.root_path,
-        ssl_certfile=settings.ssl_certfile,
-        ssl_keyfile=settings.ssl_keyfile,
-        ssl_keyfile_password=settings.ssl_keyfile_password,
     )
     server = FairAcceptServer(config)
+    server.certificate = None if settings.ssl_certfile is None else Certificate(settings)
     server.handshake_seconds = settings.slow_client_seconds
     return server
 
