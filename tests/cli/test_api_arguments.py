@@ -14,6 +14,18 @@ PEM = Path(__file__).parents[1] / "frontend" / "pictures_test.pem"
 EXPIRED = PEM.with_name("expired_test.pem")
 
 
+# Its key, encrypted with the password "secret".
+ENCRYPTED_KEY = """\
+-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAhe/2XxDNwFMQICA+gw
+DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEEOPbRcVucN0hX6V9et1WPt8EgZCC
+sEa0Dqkp0yYm9PU1cXI3oK3ycstXEgSC8b7DbWBbQEuUkekXszyP3caindGOUtNZ
+DBUGFOdvzRnIaarOSOhf1P/ZkIizKxldJLaD+CED10x9XMwxg5U2QJK86uXnSItF
+cxAUB/OINBdNXHVonJ2GrAiivpMk8htflxzJxVk9t7DoXstadKndmgcFi2bphcM=
+-----END ENCRYPTED PRIVATE KEY-----
+"""
+
+
 def read(*flags: str) -> ApiSettings:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
@@ -22,7 +34,7 @@ def read(*flags: str) -> ApiSettings:
 
 @pytest.fixture(autouse=True)
 def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"):
+    for name in ("KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY", "KEEPSIGHT_SSL_KEYFILE_PASSWORD"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -188,6 +200,29 @@ def test_invalid_options_are_refused_before_anything_starts(flags: str, flag: st
     with pytest.raises(InvalidArgumentError) as caught:
         read(*flags.split())
     assert caught.value.field == flag
+
+
+def test_the_key_s_password_comes_from_the_environment_unless_given_by_flag(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = tmp_path / "key.pem"
+    key.write_text(ENCRYPTED_KEY)
+    flags = ("--ssl-certfile", str(PEM), "--ssl-keyfile", str(key))
+    for wrong in ((), ("--ssl-keyfile-password", "other"), ("--ssl-keyfile-password", "x" * 2000)):
+        with pytest.raises(InvalidArgumentError, match=r"^--ssl-certfile: .* or the key has another password"):
+            read(*flags, *wrong)
+    monkeypatch.setenv("KEEPSIGHT_SSL_KEYFILE_PASSWORD", "secret")
+    assert read(*flags).ssl_keyfile_password == "secret"
+    monkeypatch.setenv("KEEPSIGHT_SSL_KEYFILE_PASSWORD", "other")
+    assert read(*flags, "--ssl-keyfile-password", "secret").ssl_keyfile_password == "secret"
+
+
+def test_a_password_of_the_environment_without_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEPSIGHT_SSL_KEYFILE_PASSWORD", "")
+    assert read().ssl_keyfile_password is None
+    monkeypatch.setenv("KEEPSIGHT_SSL_KEYFILE_PASSWORD", "secret")
+    with pytest.raises(InvalidArgumentError, match=r"^KEEPSIGHT_SSL_KEYFILE_PASSWORD: needs --ssl-certfile"):
+        read()
 
 
 def test_an_expired_certificate_is_warned_of_and_served(caplog: pytest.LogCaptureFixture) -> None:

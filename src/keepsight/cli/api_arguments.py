@@ -11,12 +11,15 @@ from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
 from keepsight.certificate import load_certificate, warn_of_dates
-from keepsight.cli.check_arguments import check_minimums
+from keepsight.cli.check_arguments import check_is_text, check_minimums
 from keepsight.config import MOST_GIB
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = ApiSettings()
 KEY_VARIABLE, ADMIN_KEY_VARIABLE = "KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"
+PASSWORD_VARIABLE = "KEEPSIGHT_SSL_KEYFILE_PASSWORD"
+# Plain HTTP would be served to someone who meant to encrypt.
+NEEDS_CERTIFICATE = "needs --ssl-certfile"
 MIB = 2**20
 
 
@@ -30,7 +33,9 @@ def add_api_arguments(parser: argparse.ArgumentParser) -> None:
 def add_tls_arguments(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM; enables HTTPS")
     group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is in another file")
-    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="password of the private key")
+    group.add_argument(
+        "--ssl-keyfile-password", metavar="PASSWORD", help=f"password of the private key (also {PASSWORD_VARIABLE})"
+    )
 
 
 def add_body_arguments(group: argparse._ArgumentGroup) -> None:
@@ -187,7 +192,7 @@ def _http_settings_from(arguments: argparse.Namespace) -> dict[str, Any]:
     return {
         "ssl_certfile": _absolute(arguments.ssl_certfile),
         "ssl_keyfile": _absolute(arguments.ssl_keyfile),
-        "ssl_keyfile_password": arguments.ssl_keyfile_password,
+        "ssl_keyfile_password": _password_of(arguments),
         "max_body_bytes": _to_bytes(arguments.max_body_mb, "--max-body-mb"),
         "slow_client_seconds": arguments.slow_client_timeout,
     }
@@ -230,6 +235,17 @@ def _admin_key_of(given: str | None) -> str | None:
     return None if key is None else _check_keys([key], source)[0]
 
 
+def _password_of(arguments: argparse.Namespace) -> str | None:
+    """Return the private key's password of the flag, or else the variable's; an empty variable holds none."""
+    given: str | None = arguments.ssl_keyfile_password
+    if given is not None or not (password := os.environ.get(PASSWORD_VARIABLE)):
+        return given
+    check_is_text(password, PASSWORD_VARIABLE)
+    if arguments.ssl_certfile is None:
+        raise InvalidArgumentError(PASSWORD_VARIABLE, NEEDS_CERTIFICATE)
+    return password
+
+
 def _as_browsers_send(origin: str) -> str:
     """Origins are compared as text; browsers send them in lower case, and without the default port."""
     origin = origin.lower()
@@ -270,10 +286,9 @@ def _check_certificate(settings: ApiSettings) -> None:
     """Check the certificate and its key, before a model is loaded."""
     certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
     if certfile is None:
-        # Plain HTTP would be served to someone who meant to encrypt.
         for flag, value in (("--ssl-keyfile", keyfile), ("--ssl-keyfile-password", settings.ssl_keyfile_password)):
             if value is not None:
-                raise InvalidArgumentError(flag, "needs --ssl-certfile")
+                raise InvalidArgumentError(flag, NEEDS_CERTIFICATE)
         return
     keyfile = keyfile or certfile
     for flag, file in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
