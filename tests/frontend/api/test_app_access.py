@@ -275,14 +275,33 @@ def test_without_api_keys_forms_of_other_pages_are_refused(client: Client, path:
     own = form | {"Origin": "http://localhost:8000"}
     proxied = form | {"Sec-Fetch-Site": "same-origin"}
     forwarded = form | {"X-Forwarded-Host": "A.example:443"}
+    twice = form | {"X-Forwarded-Host": "a.example, inner.proxy"}
+    port_apart = form | {"Origin": "https://a.example:8443"}
+    port_apart |= {"X-Forwarded-Host": "a.example", "X-Forwarded-Port": "8443, 80"}
     with_port = form | {"Host": "A.example:443"}
-    for headers in (own, proxied, forwarded, with_port, {"Content-Type": "text/plain"}):
+    no_page = {"Content-Type": "text/plain"}
+    for headers in (own, proxied, forwarded, twice, port_apart, with_port, no_page):
         assert client.send("POST", path, headers=headers, content=b"{}").status_code == 400
     for settings in (ApiSettings(allowed_origins=("https://a.example",)), ApiSettings(allowed_origins=("*",))):
         client.settings = settings
         assert client.send("POST", path, headers=form, content=b"{}").status_code == 400
     client.settings = ApiSettings(api_keys=("one",))
     assert client.send("POST", path, headers=form | bearing("one"), content=b"{}").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "forwarded",
+    [
+        {"X-Forwarded-Host": "inner.proxy, a.example"},
+        {"X-Forwarded-Host": ", a.example"},
+        {"X-Forwarded-Host": "a.example", "X-Forwarded-Port": "8443"},
+        {"X-Forwarded-Port": "3000"},
+    ],
+)
+def test_what_proxies_state_admits_no_page_of_another_host_or_port(client: Client, forwarded: dict[str, str]) -> None:
+    form = {"Content-Type": "text/plain", "Host": "localhost:8000", "Origin": "https://a.example:3000"}
+    refused = client.send("POST", "/tokenize", headers=form | forwarded, content=b"{}")
+    assert error_of(refused) == (403, None, "origin_not_allowed")
 
 
 def test_the_settings_do_not_show_their_keys() -> None:

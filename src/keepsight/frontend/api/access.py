@@ -73,7 +73,7 @@ class Access:
         """
         origin, allowed = headers.get("origin"), self._allowed_origins
         # A proxy may have changed the host. A page cannot set these headers itself: that would need a CORS preflight.
-        is_behind_proxy = _names_one_host(origin, headers.get("x-forwarded-host"))
+        is_behind_proxy = any(_names_one_host(origin, host) for host in _forwarded_hosts(headers))
         if _is_of_own_page(headers) or is_behind_proxy or headers.get("sec-fetch-site") == "same-origin":
             return
         if origin not in allowed and "*" not in allowed:
@@ -164,6 +164,13 @@ def _is_of_own_page(headers: Headers) -> bool:
     """Return whether the request comes from a page of this server, or from no page at all."""
     origin = headers.get("origin")
     return origin is None or _names_one_host(origin, headers.get("host"))
+
+
+def _forwarded_hosts(headers: Headers) -> Sequence[str]:
+    """Return the host that a proxy (of several, the first) was asked for, also with a port that is stated apart."""
+    names = "x-forwarded-host", "x-forwarded-port"
+    host, port = (headers.get(name, "").partition(",")[0].strip() for name in names)
+    return (host, f"{host}:{port}") if host else ()
 
 
 def _names_one_host(origin: str | None, host: str | None) -> bool:

@@ -43,6 +43,7 @@ from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.prepare_answer import AnswerPreparer, Client
 from keepsight.frontend.api.prompt_fields import PromptFields
+from keepsight.frontend.api.redirect_slashes import RedirectSlashes
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
 from keepsight.frontend.api.request_log import HEADERS as REQUEST_ID_HEADERS
 from keepsight.frontend.api.response_object import InputTokens
@@ -349,6 +350,7 @@ def create_app(
             Exception: _fail,
         },
     )
+    app.router.default = RedirectSlashes(app.router)
     return RequestLog(app, settings.log_requests, counters or Counters())
 
 
