@@ -258,7 +258,7 @@ def test_the_address_that_was_found_is_listened_on_whole(monkeypatch: pytest.Mon
 
 INTERRUPTED_SERVER = """
 import os, shutil, sys
-from keepsight.cli.listen import listen
+from keepsight.cli import serve
 from keepsight.cli.main import main
 
 choose_size_and_mode, rmtree = serve.choose_size_and_mode, shutil.rmtree
