@@ -40,11 +40,17 @@ def serving(
 
 
 @contextmanager
-def routing(log: Path, *addresses: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def routing(
+    log: Path, *addresses: str, flags: Iterable[str] = (), environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """The same for a router before servers at these addresses."""
-    flags = [word for address in addresses for word in ("--replica", address)]
-    command = [*COMMAND, "route", "--port", "0", *flags]
-    with log.open("w") as stderr, subprocess.Popen(command, stderr=stderr, text=True) as process:
+    replicas = [word for address in addresses for word in ("--replica", address)]
+    command = [*COMMAND, "route", "--port", "0", *replicas, *flags]
+    variables = {**os.environ, **(environment or {})}
+    with (
+        log.open("w") as output,
+        subprocess.Popen(command, stdout=output, stderr=output, text=True, env=variables) as process,
+    ):
         try:
             yield process, _wait_for_port(process, log, r"http://127\.0\.0\.1:(\d+)/v1 leads to ")
         finally:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from keepsight.api_settings import ApiSettings
+from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
 
 PATIENCE = 30  # seconds
@@ -148,7 +149,12 @@ def fakes(*scripts: Script) -> Iterator[list[FakeReplica]]:
 @contextmanager
 def routing(*addresses: str, shutdown_seconds: float = 30.0, **settings: Any) -> Iterator[int]:
     """Run a router; yield its port."""
-    server = make_router(addresses, ApiSettings(**settings), shutdown_seconds)
+
+    def start(replicas: Replicas) -> None:
+        for address in addresses:
+            replicas.add(address)
+
+    server = make_router(start, ApiSettings(**settings), shutdown_seconds)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

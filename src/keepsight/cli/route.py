@@ -1,4 +1,4 @@
-"""`keepsight route`: put one address before several servers (replicas)."""
+"""`keepsight route`: put one address before several servers (replicas), which run already or which Ray starts."""
 
 import argparse
 import logging
@@ -6,6 +6,7 @@ import re
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from types import FrameType
 
 from keepsight.bench.address import Address
@@ -13,9 +14,11 @@ from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, r
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
 from keepsight.cli.end_on_ctrl_c import INTERRUPTED
 from keepsight.cli.listen import allow_many_open_files, listen
+from keepsight.cli.ray_servers import add_ray_arguments, ray_servers
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.ipc.control import LOG_FORMAT
+from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
 from keepsight.supervisor import url_of
 
@@ -46,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("HTTP")
     add_tls_arguments(group)
     add_body_arguments(group)
+    add_ray_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -53,16 +57,25 @@ def run(arguments: argparse.Namespace) -> int:
     check_arguments_are_text(arguments)
     check_minimums(arguments, {"shutdown_timeout": 0})
     replicas = [_read_replica(url) for url in arguments.replica]
-    _check_replicas(replicas)
+    _check_replicas(replicas, is_ray=arguments.ray is not None)
     settings = router_settings_from(arguments)
     allow_many_open_files()
     with listen(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
         _refuse_itself(replicas, host, port)
-        server = make_router([each.url for each in replicas], settings, arguments.shutdown_timeout)
-        url = url_of(settings.scheme, *listener.getsockname())
-        logger.info("%s leads to %s", url, ", ".join(each.url for each in replicas))
-        return _run_until_signal(server, listener)
+        with ray_servers(arguments) as started:
+
+            def start(known: Replicas) -> None:
+                for each in replicas:
+                    known.add(each.url)
+                if started is not None:
+                    started.keep(known, on_given_up=partial(setattr, server, "should_exit", True))
+
+            server = make_router(start, settings, arguments.shutdown_timeout)
+            names = ", ".join(each.url for each in replicas) or f"servers that Ray starts ({arguments.ray})"
+            logger.info("%s leads to %s", url_of(settings.scheme, *listener.getsockname()), names)
+            status = _run_until_signal(server, listener)
+            return 1 if started is not None and started.are_given_up else status
 
 
 def _read_replica(url: str) -> Address:
@@ -74,9 +87,11 @@ def _read_replica(url: str) -> Address:
     return address
 
 
-def _check_replicas(replicas: Sequence[Address]) -> None:
-    if not replicas:
-        raise InvalidArgumentError(FLAG, "is needed: the address of a server, such as http://10.0.0.1:8000")
+def _check_replicas(replicas: Sequence[Address], is_ray: bool) -> None:
+    if is_ray and replicas:
+        raise InvalidArgumentError(FLAG, "cannot be given with --ray, which starts the servers itself")
+    if not is_ray and not replicas:
+        raise InvalidArgumentError(FLAG, "is needed: the address of a server, such as http://10.0.0.1:8000 (or --ray)")
     for number, each in enumerate(replicas):
         if each in replicas[:number]:
             raise InvalidArgumentError(FLAG, f"{each.url} is given twice")

@@ -97,6 +97,7 @@ class Replica(ReplicaView):
     def __init__(self, address: str) -> None:
         super().__init__(address)
         self.state: State = "unknown"
+        self.was_ready = False
         self._url = httpcore.URL(address)
         self._backend = ReplicaBackend(ssl.create_default_context() if self._url.scheme == b"https" else None)
         # Connections that wait for a request, the last used last.

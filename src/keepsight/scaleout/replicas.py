@@ -85,6 +85,7 @@ class Replicas:
     def _set_state(self, replica: Replica, state: State, reason: str) -> None:
         if replica.state != state:
             replica.state = state
+            replica.was_ready |= state == "ready"
             logger.log(
                 logging.INFO if state == "ready" else logging.WARNING, "%s is %s: %s", replica.address, state, reason
             )

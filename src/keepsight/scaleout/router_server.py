@@ -1,6 +1,7 @@
 """The HTTP server of the router, with the limits that servers themselves have for slow clients."""
 
-from collections.abc import Sequence
+from collections.abc import Callable
+from functools import partial
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.http.fair_accept import FairAcceptServer
@@ -9,15 +10,12 @@ from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_app import Router
 
 
-def make_router(addresses: Sequence[str], settings: ApiSettings, shutdown_seconds: float = 30.0) -> FairAcceptServer:
-    """`addresses`: of the first replicas."""
+def make_router(
+    start: Callable[[Replicas], None], settings: ApiSettings, shutdown_seconds: float = 30.0
+) -> FairAcceptServer:
+    """`start`: adds the replicas; called on the event loop."""
     replicas = Replicas()
     server = make_server(Router(replicas, settings), settings)
     server.config.timeout_graceful_shutdown = shutdown_seconds  # type: ignore[assignment]  # parts of seconds will do
-
-    def start() -> None:
-        for address in addresses:
-            replicas.add(address)
-
-    server.on_accepting = start
+    server.on_accepting = partial(start, replicas)
     return server

@@ -1,0 +1,133 @@
+"""Servers that Ray keeps running, with actors of our own; `tests/cli/test_route_with_ray.py` has real ones."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+
+from ray.exceptions import ActorUnavailableError, RayTaskError
+
+from keepsight.scaleout import ray_servers
+from keepsight.scaleout.ray_servers import RayServers
+from keepsight.scaleout.replicas import Replicas
+
+
+class Method:
+    """A method of an actor: each call returns or raises the next of its results; without any left, it waits."""
+
+    def __init__(self, *results: object) -> None:
+        self._results = list(results)
+
+    async def remote(self) -> object:
+        if not self._results:
+            await asyncio.Event().wait()
+        result = self._results.pop(0)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+class Actor:
+    def __init__(self, addresses: list[object], ends: list[object]) -> None:
+        self.start, self.wait = Method(*addresses), Method(*ends)
+
+
+class KnownReplicas(Replicas):
+    """Of which each is ready as soon as it is known, or never; `story` has what was done with them."""
+
+    def __init__(self, *, are_ready: bool) -> None:
+        super().__init__()
+        self._are_ready = are_ready
+        self.story: list[str] = []
+
+    def add(self, address: str) -> Any:
+        self.story.append(f"add {address}")
+        replica = super().add(address)
+        replica.was_ready = self._are_ready
+        return replica
+
+    async def remove(self, address: str) -> None:
+        self.story.append(f"remove {address}")
+        await super().remove(address)
+
+
+def lost() -> ActorUnavailableError:
+    return ActorUnavailableError("its node is lost", b"\0" * 16)
+
+
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_servers, "SECONDS_BETWEEN_STARTS", 0)
+
+
+def run(
+    actors: list[Actor], until: Callable[[KnownReplicas, RayServers], bool], *, are_ready: bool = True
+) -> tuple[list[str], bool]:
+    """Keep the servers until something is true; return what was done with replicas, and whether all were given up."""
+
+    async def keep() -> tuple[list[str], bool]:
+        servers, replicas, given_up = RayServers(actors), KnownReplicas(are_ready=are_ready), asyncio.Event()
+        servers.keep(replicas, given_up.set)
+        async with asyncio.timeout(20):
+            while not until(replicas, servers):
+                await asyncio.sleep(0)
+        story = list(replicas.story)
+        await _settle(servers, replicas)
+        assert servers.are_given_up == given_up.is_set()
+        return story, given_up.is_set()
+
+    return asyncio.run(keep())
+
+
+async def _settle(servers: RayServers, replicas: Replicas) -> None:
+    for keeper in servers._keepers:
+        keeper.cancel()
+    await asyncio.gather(*servers._keepers, return_exceptions=True)
+    ends: list[Awaitable[None]] = [replicas.remove(each.address) for each in list(replicas.all)]
+    await asyncio.gather(*ends)
+
+
+def test_each_server_is_a_replica_while_it_runs() -> None:
+    actors = [Actor(["http://a:1"], []), Actor(["http://b:1"], [])]
+    story, _ = run(actors, lambda replicas, _: len(replicas.all) == 2)
+    assert story == ["add http://a:1", "add http://b:1"]
+
+
+def test_a_server_that_ends_is_started_again_however_often() -> None:
+    addresses: list[object] = [f"http://a:{port}" for port in range(1, 7)]
+    story, is_given_up = run([Actor(addresses, [1] * 5)], lambda replicas, _: len(replicas.story) == 11)
+    assert story[:4] == ["add http://a:1", "remove http://a:1", "add http://a:2", "remove http://a:2"]
+    assert not is_given_up
+
+
+def test_servers_that_end_three_times_before_they_are_ready_are_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    actors = [Actor([f"http://{host}:1"] * 9, [2] * 9) for host in "ab"]
+    story, is_given_up = run(actors, lambda _, servers: servers.are_given_up, are_ready=False)
+    assert is_given_up
+    assert story.count("add http://a:1") == story.count("remove http://a:1") == 3
+    assert caplog.text.count("http://a:1 has ended with exit code 2") == 3
+
+
+def test_the_others_serve_on_when_one_is_given_up() -> None:
+    actors = [Actor(["http://a:1"] * 3, [2] * 3), Actor(["http://b:1"], [])]
+    story, is_given_up = run(
+        actors, lambda replicas, _: replicas.story.count("remove http://a:1") == 3, are_ready=False
+    )
+    assert not is_given_up
+    assert "remove http://b:1" not in story
+
+
+def test_an_actor_that_ray_starts_elsewhere_is_no_failed_start() -> None:
+    actor = Actor([lost(), lost(), "http://a:1", lost(), "http://b:1"], [lost()])
+    story, _ = run([actor], lambda replicas, _: "add http://b:1" in replicas.story, are_ready=False)
+    assert story == ["add http://a:1", "remove http://a:1", "add http://b:1"]
+
+
+def test_an_actor_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    failure = RayTaskError("start", "No module", ImportError("keepsight"))  # type: ignore[no-untyped-call]
+    story, is_given_up = run([Actor([failure] * 3, [])], lambda _, servers: servers.are_given_up)
+    assert (story, is_given_up) == ([], True)
+    assert "a server's actor failed: " in caplog.text
