@@ -1,15 +1,17 @@
 """The bytes that each token adds to a text, possibly less than a character, and how those of several are decoded.
 
 For two kinds of vocabularies. In the first (SentencePiece's), tokens are texts, and characters without a token are
-spelled as tokens of one byte (`<0xE2>`); adjacent byte tokens are decoded together. Some of them (Llama's) add a space
-before every text, and remove it when decoding. In the second (GPT-2's, "byte level"), all tokens are bytes, and all are
-decoded together.
+spelled as tokens of one byte (`<0xE2>`). Some of them (Llama's) add a space before every text, and remove it when
+decoding. In the second (GPT-2's, "byte level"), all tokens are bytes.
+
+Either way a text is what its bytes say, and what is no character becomes U+FFFD. The tokenizers library differs from
+that with the first kind: one bad byte turns all adjacent byte tokens into U+FFFD. An answer that ends within a
+character would lose the characters before it, and a stream could send none before the next text.
 """
 
 import codecs
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 
 import tokenizers
 from tokenizers import decoders
@@ -19,15 +21,11 @@ FIRST_SPACE_DROPPED = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
-class ByteRun:
-    """Incremental decoder of adjacent tokens' bytes: each invalid part becomes U+FFFD, and the rest stays."""
-
-    # Whether an invalid byte would change the text of earlier ones.
-    can_be_invalid = False
+class BytesReader:
+    """Incremental decoder of a text's bytes: each part that is no character becomes U+FFFD, and the rest stays."""
 
     def __init__(self) -> None:
-        self._decoder = _Utf8Decoder("strict" if self.can_be_invalid else "replace")
-        self.is_invalid = False
+        self._decoder = _Utf8Decoder("replace")
 
     @property
     def is_incomplete(self) -> bool:
@@ -35,38 +33,12 @@ class ByteRun:
         return bool(self._decoder.getstate()[0])
 
     def push(self, data: bytes) -> str:
-        """Return the characters that `data` completes."""
+        """Return the text that is now certain."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return the remaining text; if the run is invalid, the text of the whole run."""
+        """Return the remaining text."""
         return self._decoder.decode(b"", final=True)
-
-
-class _FallbackRun(ByteRun):
-    """A run of byte tokens: a single invalid byte turns every byte into U+FFFD."""
-
-    can_be_invalid = True
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._num_bytes = 0
-
-    @property
-    def is_incomplete(self) -> bool:
-        return True
-
-    def push(self, data: bytes) -> str:
-        self._num_bytes += len(data)
-        try:
-            return "" if self.is_invalid else super().push(data)
-        except UnicodeDecodeError:
-            self.is_invalid = True
-            return ""
-
-    def finish(self) -> str:
-        self.is_invalid = self.is_invalid or super().is_incomplete
-        return "\ufffd" * self._num_bytes if self.is_invalid else ""
 
 
 class TokenBytes(ABC):
@@ -83,20 +55,8 @@ class TokenBytes(ABC):
         """Return the token's bytes; empty if the id has no token."""
 
     @abstractmethod
-    def is_in_run(self, token_id: int) -> bool:
-        """Return whether the token is decoded together with adjacent tokens of which this is also true."""
-
-    @abstractmethod
-    def begin_run(self) -> ByteRun: ...
-
-    def read_run(self, parts: Sequence[bytes]) -> list[str]:
-        """Return the text that each token of a run adds, given the tokens' bytes."""
-        run = self.begin_run()
-        texts = [run.push(part) for part in parts]
-        rest = run.finish()
-        if run.is_invalid:  # each part is one byte, and each byte a character
-            return [*rest]
-        return [*texts[:-1], texts[-1] + rest]
+    def is_bytes(self, token_id: int) -> bool:
+        """Return whether the token stands for bytes, which may be a part of a character, not for a text."""
 
 
 class _FallbackBytes(TokenBytes):
@@ -120,11 +80,8 @@ class _FallbackBytes(TokenBytes):
         text: str = "" if token is None else self._decoder.decode([token])
         return text.encode()
 
-    def is_in_run(self, token_id: int) -> bool:
+    def is_bytes(self, token_id: int) -> bool:
         return token_id in self._values
-
-    def begin_run(self) -> ByteRun:
-        return _FallbackRun()
 
 
 class _SpacedBytes(_FallbackBytes):
@@ -148,11 +105,8 @@ class _ByteLevelBytes(TokenBytes):
         except KeyError:  # an added token, which spells its text
             return spelling.encode()
 
-    def is_in_run(self, token_id: int) -> bool:
+    def is_bytes(self, token_id: int) -> bool:
         return True
-
-    def begin_run(self) -> ByteRun:
-        return ByteRun()
 
 
 # By the decoder steps that such a vocabulary may have. Those of the first kind decode each token independently of its

@@ -73,13 +73,15 @@ def test_text_held_back_for_a_stop_string_that_never_came_is_given_at_the_end(to
         assert (text_of(pieces), pieces[-1].finish_reason, pieces[-1].stop_reason) == (TEXT, end, None)
 
 
-def test_bytes_that_end_with_the_answer_are_given_at_the_end(tokenizer: Tokenizer) -> None:
+def test_an_answer_that_ends_within_a_character_in_bytes_keeps_those_before_it(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("é漢")
     assert len(ids) >= 5, "these are bytes to this tokenizer"
     tokens = [TokenOutput("7", 0, each) for each in ids] + [TokenOutput("7", 0, END_ID, finish_reason="stop")]
-    pieces = assemble(tokenizer, tokens)
-    assert text_of(pieces) == pieces[-1].text == "é漢"
+    assert text_of(assemble(tokenizer, tokens)) == "é漢"
     assert assemble(tokenizer, tokens, stop="漢")[-1].stop_reason == "漢"
+    cut = [*tokens[: len(ids) - 2], TokenOutput("7", 0, ids[-2], finish_reason="length")]
+    pieces = assemble(tokenizer, cut)
+    assert (text_of(pieces), pieces[-1].text) == ("é\ufffd", "\ufffd")
 
 
 def test_only_a_stop_token_set_by_the_caller_is_named(tokenizer: Tokenizer) -> None:

@@ -23,7 +23,8 @@ TOKENIZERS = DEMO_TOKENIZER, _, BYTE_LEVEL, LLAMA_LIKE = [
 @functools.cache
 def single_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
     """Return the ids of the tokens of one byte each, by that byte."""
-    ids = filter(tokenizer.is_in_run, range(tokenizer.num_tokens))
+    named = [tokenizer.token_id(f"<0x{byte:02X}>") for byte in range(256)]
+    ids = [each for each in named if each is not None] or range(tokenizer.num_tokens)
     return {tokenizer.token_bytes(each): each for each in ids if len(tokenizer.token_bytes(each)) == 1}
 
 
@@ -63,15 +64,9 @@ def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str
 
 
 def read_so_far(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """Return the text so far: of a run of bytes at its end, the whole characters, or nothing if a byte is invalid."""
-    visible = [each for each in token_ids if tokenizer.token(each) and not tokenizer.is_special(each)]
-    run = list(itertools.takewhile(tokenizer.is_in_run, reversed(visible)))[::-1]
-    errors = "replace" if tokenizer is BYTE_LEVEL else "strict"
-    try:
-        characters = codecs.getincrementaldecoder("utf-8")(errors).decode(b"".join(map(tokenizer.token_bytes, run)))
-    except UnicodeDecodeError:
-        characters = ""
-    return tokenizer.decode(visible[: len(visible) - len(run)]) + characters
+    """Return the text so far: all but a character that is not complete."""
+    visible = [each for each in token_ids if not tokenizer.is_special(each)]
+    return codecs.getincrementaldecoder("utf-8")("replace").decode(b"".join(map(tokenizer.token_bytes, visible)))
 
 
 def end_naively(
@@ -81,10 +76,9 @@ def end_naively(
     prefixes = [read_so_far(tokenizer, token_ids[:end]) for end in range(1, len(token_ids) + 1)]
     texts = [*prefixes, tokenizer.decode(token_ids)]
     num_exempt = 0
-    for num_tokens, (before, text) in enumerate(itertools.pairwise(["", *texts]), 1):
+    for num_tokens, text in enumerate(texts, 1):
         is_exempt = min(num_tokens, len(token_ids)) <= min_tokens
-        num_kept = sum(itertools.takewhile(bool, map(str.__eq__, before, text)))  # an invalid byte may retract text
-        num_exempt = len(text) if is_exempt else min(num_exempt, num_kept)
+        num_exempt = len(text) if is_exempt else num_exempt
         match = search_naively(text, stop, num_exempt + 1)
         if match is not None:
             return text, match
@@ -143,12 +137,7 @@ def test_text_is_sent_with_the_token_that_makes_it_certain() -> None:
     assert pieces == [*(DEMO_TOKENIZER.decode([token_id]) for token_id in token_ids), ""]
 
 
-def test_half_a_character_is_never_sent() -> None:
-    token_ids = byte_ids(DEMO_TOKENIZER, "😀".encode()) + list(DEMO_TOKENIZER.encode("a"))
-    pieces, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams())
-    assert pieces == ["", "", "", "", "😀a", ""]
-
-
+@pytest.mark.parametrize("tokenizer", [DEMO_TOKENIZER, BYTE_LEVEL], ids=["demo", "byte-level"])
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
@@ -156,13 +145,24 @@ def test_half_a_character_is_never_sent() -> None:
         (b"\xf0\x9f\x98\x80", ["", "", "", "😀", ""]),
         (b"\xe2\x82b", ["", "", "\ufffdb", ""]),
         (b"a\xff\xc3\xc3\xa9", ["a", "\ufffd", "", "\ufffd", "é", ""]),
-        (b"\xf0\x9f", ["", "", "\ufffd"]),
+        (b"\xc3\xa9\xf0\x9f", ["", "é", "", "", "\ufffd"]),
     ],
 )
-def test_byte_level_characters_are_sent_with_the_byte_that_makes_them_certain(data: bytes, expected: list[str]) -> None:
-    token_ids = byte_ids(BYTE_LEVEL, data)
-    assert stream(BYTE_LEVEL, token_ids, SamplingParams(stop="never")) == (expected, ANY)
-    assert BYTE_LEVEL.decode_each(token_ids) == [*expected[:-2], expected[-2] + expected[-1]]
+def test_characters_in_bytes_are_sent_with_the_byte_that_makes_them_certain(
+    tokenizer: Tokenizer, data: bytes, expected: list[str]
+) -> None:
+    token_ids = byte_ids(tokenizer, data)
+    assert stream(tokenizer, token_ids, SamplingParams(stop="never")) == (expected, ANY)
+    assert tokenizer.decode_each(token_ids) == [*expected[:-2], expected[-2] + expected[-1]]
+    assert tokenizer.decode(token_ids) == "".join(expected)
+
+
+def test_half_a_character_is_sent_as_unreadable_with_the_text_behind_it() -> None:
+    token_ids = byte_ids(DEMO_TOKENIZER, "é😀".encode()[:-1]) + list(DEMO_TOKENIZER.encode("a"))
+    pieces, streamer = stream(DEMO_TOKENIZER, token_ids, SamplingParams())
+    assert pieces == ["", "é", "", "", "", "\ufffda", ""]
+    assert not streamer.has_undecoded_bytes
+    assert DEMO_TOKENIZER.decode_each(token_ids) == pieces[:-1]
 
 
 def test_text_between_halves_of_a_character_separates_them_but_a_skipped_token_does_not() -> None:
@@ -183,7 +183,7 @@ def test_a_skipped_special_token_does_not_separate_the_bytes_of_a_character() ->
 def test_a_stop_string_in_bytes_ends_the_answer_with_its_last_byte(behind: bytes) -> None:
     token_ids = byte_ids(DEMO_TOKENIZER, "né".encode())
     pieces, streamer = stream(DEMO_TOKENIZER, token_ids + byte_ids(DEMO_TOKENIZER, behind), SamplingParams(stop="é"))
-    assert (pieces, streamer.stop_string) == (["", "", "n", ""], "é")
+    assert (pieces, streamer.stop_string) == (["n", "", "", ""], "é")
 
 
 def test_a_possible_start_of_a_stop_string_is_held_back() -> None:

@@ -1,16 +1,13 @@
 """Decodes token ids one at a time, and returns text as soon as it is certain.
 
 The returned pieces, joined, are one decode() of all the tokens, cut at the first stop string to appear. Two things are
-held back: bytes until their text is known (at the end of the character; where one bad byte turns a whole run into
-U+FFFD, at the end of the run), and text that may be the beginning of a stop string. A stop string ends the answer with
-the token that completes it, even within such a run.
+held back: the bytes of a character until it is complete, and text that may be the beginning of a stop string. A stop
+string ends the answer with the token that completes it.
 """
-
-import copy
 
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.sampling_params import SamplingParams
-from keepsight.token_bytes import ByteRun
+from keepsight.token_bytes import BytesReader
 
 
 class TextStreamer:
@@ -23,7 +20,7 @@ class TextStreamer:
         # An answer that must have a form has it with all the text of its tokens, the space included.
         drops_space = tokenizer.drops_first_space and not continues_prompt and params.structured_outputs is None
         self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output, drops_space)
-        self._open_run: _OpenRun | None = None
+        self._bytes = BytesReader()
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
         self._num_tokens = 0
@@ -36,7 +33,7 @@ class TextStreamer:
     @property
     def has_undecoded_bytes(self) -> bool:
         """True while the text of the last bytes is not known yet."""
-        return self._open_run is not None and self._open_run.bytes.is_incomplete
+        return self._bytes.is_incomplete
 
     def push(self, token_id: int, is_stop_token: bool = False) -> str:
         """Return the text that is now certain.
@@ -47,63 +44,19 @@ class TextStreamer:
         self._num_tokens += 1
         if is_stop_token and not self._includes_stop:
             return ""
-        if self._is_invisible(token_id):  # it does not end a run of bytes either
+        if self._skips_special_tokens and self._tokenizer.is_special(token_id):
             return ""
-        if self._tokenizer.is_in_run(token_id):
-            return self._push_bytes(self._tokenizer.token_bytes(token_id))
-        return self._end_run(self._tokenizer.token_bytes(token_id).decode())
+        return self._stop.push(self._bytes.push(self._tokenizer.token_bytes(token_id)), self._can_end)
 
     def finish(self) -> str:
         """Return the rest of the text, after the last token."""
         if self.stop_string is not None:
             return ""
-        return self._end_run("") + self._stop.finish()
-
-    def _push_bytes(self, data: bytes) -> str:
-        run = self._open_run = self._open_run or _OpenRun(self._tokenizer.begin_run(), self._stop)
-        run.push(data, self._can_end)
-        if run.is_on_trial:
-            return ""
-        self._stop = run.stop
-        return run.take()
-
-    def _end_run(self, text: str) -> str:
-        """End the open run of bytes, if any. `text`: the text that follows it."""
-        run, self._open_run = self._open_run, None
-        if run is None:
-            return self._stop.push(text, self._can_end)
-        rest, begun = run.bytes.finish(), ""
-        if not run.bytes.is_invalid:
-            self._stop, begun = run.stop, run.take()
-        return begun + self._stop.push(rest + text, self._can_end)
+        return self._stop.push(self._bytes.finish(), self._can_end) + self._stop.finish()
 
     @property
     def _can_end(self) -> bool:
         return self._num_tokens > self._min_tokens
-
-    def _is_invisible(self, token_id: int) -> bool:
-        is_skipped = self._skips_special_tokens and self._tokenizer.is_special(token_id)
-        return is_skipped or self._tokenizer.token(token_id) is None
-
-
-class _OpenRun:
-    """The text of bytes that are decoded together; on trial as long as a bad byte would replace all of it."""
-
-    def __init__(self, read: ByteRun, stop: "_StopStrings") -> None:
-        self.bytes, self.stop = read, copy.copy(stop)
-        self._texts: list[str] = []
-
-    @property
-    def is_on_trial(self) -> bool:
-        return self.bytes.can_be_invalid and self.stop.found is None
-
-    def push(self, data: bytes, can_end: bool) -> None:
-        self._texts.append(self.stop.push(self.bytes.push(data), can_end))
-
-    def take(self) -> str:
-        text = "".join(self._texts)
-        self._texts.clear()
-        return text
 
 
 class _StopStrings:

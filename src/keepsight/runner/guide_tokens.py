@@ -237,11 +237,11 @@ class _Vocabulary:
         self.eos_token_id = min(self.end_ids, default=0)
         # Empty where an id has no token.
         self.tokens = [*map(token_bytes.of, ids)]
-        in_runs = [each for each in ids if token_bytes.is_in_run(each)]
-        self._byte_ids = {self.tokens[each][0]: each for each in in_runs if len(self.tokens[each]) == 1}
+        of_bytes = [each for each in ids if token_bytes.is_bytes(each)]
+        self._byte_ids = {self.tokens[each][0]: each for each in of_bytes if len(self.tokens[each]) == 1}
         if token_bytes.drops_first_space:
             _write_no_first_space(self._backend)
-        if len(in_runs) == len(ids):
+        if len(of_bytes) == len(ids):
             # Tokens can spell any text as it is, while a normalizer such as NFC would change it.
             self._backend.normalizer = None
 

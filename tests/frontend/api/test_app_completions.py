@@ -131,14 +131,14 @@ def test_offsets_count_characters_even_if_a_token_is_part_of_one(
     ("answer", "text", "offsets"),
     [
         ("80 a a 80 80 80 a a", "�aa���aa", [*range(8)]),
-        ("E2 96 a", "��a", [0, 1, 2]),
-        ("C3 A9 96 a C3 A9", "���aé", [0, 1, 2, 3, 4, 4]),
+        ("E2 96 a", "�a", [0, 0, 0]),
+        ("C3 A9 96 a C3 A9", "é�aé", [0, 0, 1, 2, 3, 3]),
         ("C3 <end_of_turn> A9 a", "éa", [0, 0, 0, 1]),
-        ("C3 <end_of_turn> a", "�a", [0, 1, 1]),
-        ("a E2 96", "a��", [0, 1, 2]),
+        ("C3 <end_of_turn> a", "�a", [0, 0, 0]),
+        ("a E2 96", "a�", [0, 1, 1]),
     ],
 )
-def test_each_byte_of_an_invalid_run_is_one_character(
+def test_each_part_that_is_no_character_is_shown_as_one_and_the_characters_beside_it_are_kept(
     client: Client, engine: FakeEngine, answer: str, text: str, offsets: list[int], stream: bool
 ) -> None:
     engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, answer), "length"
@@ -150,7 +150,7 @@ def test_each_byte_of_an_invalid_run_is_one_character(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_with_a_byte_level_tokenizer_an_invalid_byte_is_a_character_of_its_own(
+def test_with_a_byte_level_tokenizer_a_part_that_is_no_character_is_shown_as_one(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_bytes = take_byte_level_tokenizer(client, monkeypatch)

@@ -15,7 +15,7 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
-from keepsight.token_bytes import ByteRun, read_token_bytes
+from keepsight.token_bytes import BytesReader, read_token_bytes
 
 logger = logging.getLogger(__name__)
 
@@ -122,21 +122,17 @@ class Tokenizer:
                 [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
-        return text
+        # For one bad byte, the library may have given up whole characters.
+        return "".join(self.decode_each(token_ids, skip_special_tokens)) if "\ufffd" in text else text
 
     def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """Return what each token adds to one decode() of all: a character comes with the token that completes it."""
-        parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
-        texts = [""] * len(parts)
-        # A token that adds nothing does not end a run.
-        visible = [place for place, part in enumerate(parts) if part]
-        for is_run, group in itertools.groupby(visible, lambda place: self.is_in_run(token_ids[place])):
-            places = [*group]
-            run = [parts[place] for place in places]
-            read = self._bytes.read_run(run) if is_run else [part.decode() for part in run]
-            for place, text in zip(places, read, strict=True):
-                texts[place] = text
-        # Done last: a space in a run with a bad byte has become U+FFFD, which is not dropped.
+        hidden = self._special_ids if skip_special_tokens else frozenset[int]()
+        spelled = {each: b"" if each in hidden else self.token_bytes(each) for each in set(token_ids)}
+        reader = BytesReader()
+        texts = [reader.push(spelled[each]) for each in token_ids]
+        if texts:
+            texts[-1] += reader.finish()
         if self.drops_first_space and any(texts):
             first = next(place for place, text in enumerate(texts) if text)
             texts[first] = texts[first].removeprefix(" ")
@@ -170,13 +166,6 @@ class Tokenizer:
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
-
-    def is_in_run(self, token_id: int) -> bool:
-        return self._bytes.is_in_run(token_id)
-
-    def begin_run(self) -> ByteRun:
-        """Begin to decode a run of tokens for which `is_in_run` is true."""
-        return self._bytes.begin_run()
 
     def is_boundary(self, token: str) -> bool:
         """Return whether the text on either side of `token` is always encoded as if it stood alone.
