@@ -32,12 +32,12 @@ def catch_refusal(**fields: Any) -> InvalidArgumentError:
         ({"json": {"enum": [object()]}}, "structured_outputs.json"),
         ({"json": "[" * 100_000}, "structured_outputs.json"),
         ({"json": {"const": "x" * MAX_GRAMMAR_CHARACTERS}}, "structured_outputs.json"),
-        ({"regex": ""}, "structured_outputs.regex"),
         ({"regex": b"a"}, "structured_outputs.regex"),
         ({"regex": "\ud800"}, "structured_outputs.regex"),
         ({"choice": []}, "structured_outputs.choice"),
         ({"choice": "yes"}, "structured_outputs.choice"),
-        ({"choice": ["yes", ""]}, "structured_outputs.choice[1]"),
+        ({"choice": [""]}, "structured_outputs.choice"),
+        ({"choice": ["yes", 1]}, "structured_outputs.choice[1]"),
         ({"grammar": ["start: a"]}, "structured_outputs.grammar"),
         ({"json_object": 1}, "structured_outputs.json_object"),
         ({"disable_any_whitespace": True}, "structured_outputs"),
@@ -110,13 +110,13 @@ def grammar_error(params: StructuredOutputsParams) -> str:
     return messages[0] if is_fault else ""
 
 
-@given(st.lists(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
-def test_any_text_can_be_a_choice(choice: list[str]) -> None:
+@given(st.lists(st.text(alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5).filter(any))
+def test_any_text_can_be_a_choice_and_so_can_none(choice: list[str]) -> None:
     assert grammar_error(StructuredOutputsParams(choice=choice)) == ""
 
 
-@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", "a\\\nb", r"\\/", r"[/\]]+", "//", '"', "é|東"])
-def test_a_regex_may_contain_slashes(regex: str) -> None:
+@pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", "a\\\nb", r"\\/", r"[/\]]+", "//", '"', "é|東", ""])
+def test_a_regex_may_contain_slashes_or_nothing(regex: str) -> None:
     assert grammar_error(StructuredOutputsParams(regex=regex)) == ""
 
 
@@ -124,6 +124,38 @@ def test_a_caller_s_x_guidance_is_kept() -> None:
     own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
     [grammar] = json.loads(StructuredOutputsParams(json=own).to_grammar())["grammars"]
     assert grammar["json_schema"] == own
+
+
+def test_a_caller_s_x_guidance_leaves_white_space_as_it_is_unless_it_names_it() -> None:
+    written = write_schema({"x-guidance": {"coerce_one_of": True}}, {"whitespace_pattern": " ?", "lenient": True})
+    assert written == {"x-guidance": {"whitespace_pattern": " ?", "lenient": True, "coerce_one_of": True}}
+    assert grammar_error(StructuredOutputsParams(json={"x-guidance": 1})) != ""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}],
+        [{"const": 1}, {"const": True}],
+        [{"enum": [1, 2.5, None], "type": ["number", "null"]}, {"enum": ["a", 3]}, {"const": "b"}],
+    ],
+)
+def test_one_of_distinct_values_is_any_of_them(branches: list[dict[str, Any]]) -> None:
+    for schema in ({"oneOf": branches}, {"properties": {"oneOf": {"items": {"oneOf": branches}}}}):
+        assert grammar_error(StructuredOutputsParams(json=schema)) == ""
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"const": 1}, {"const": 1.0}],
+        [{"enum": [1, 2]}, {"enum": [2, 3]}],
+        [{"const": 1}, {"type": "integer"}],
+        [{"const": [1]}, {"const": [2]}],
+    ],
+)
+def test_one_of_values_that_might_match_twice_stays_as_it_is(branches: list[dict[str, Any]]) -> None:
+    assert StructuredOutputsParams(json={"oneOf": branches}).to_schema()["oneOf"] == branches
 
 
 @pytest.mark.parametrize("form", ["path", "password", "binary", "base64", "int32", "json-pointer", "unknown", ""])

@@ -113,7 +113,18 @@ def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPAC
     it does not implement, but not unsupported values of others: these are dropped here.
     """
     _drop_unenforced(schema, is_lenient=bool(options.get("lenient")))
-    return {"x-guidance": options} | schema
+    own = schema.pop("x-guidance", {})
+    return {"x-guidance": _join_options(options, own) if isinstance(own, dict) else own} | schema
+
+
+def _join_options(options: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Join two options' names. Those of white space belong together: to llguidance, a pattern outdoes the others."""
+    replaced = {name for name in options if _is_of_white_space(name)} if any(map(_is_of_white_space, own)) else set()
+    return {name: value for name, value in options.items() if name not in replaced} | {**own}
+
+
+def _is_of_white_space(name: str) -> bool:
+    return name.startswith("whitespace")
 
 
 def _from_lark(grammar: str) -> str:
@@ -121,7 +132,8 @@ def _from_lark(grammar: str) -> str:
 
 
 def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
-    """Drop documentation, unknown formats and, if lenient, values that llguidance would refuse.
+    """Drop documentation, unknown formats and, if lenient, values that llguidance would refuse; write a `oneOf` of
+    distinct values as `anyOf`, which it is.
 
     Without recursion, as a schema may be deep.
     """
@@ -133,11 +145,35 @@ def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
         elif isinstance(part, dict):
             if is_schema and is_lenient:
                 _free_names(part)
+            if is_schema and "anyOf" not in part and _has_distinct_values(part.get("oneOf")):
+                part["anyOf"] = part.pop("oneOf")
             for name in [name for name, inner in part.items() if is_schema and _is_unenforced(name, inner, is_lenient)]:
                 del part[name]
             for name, inner in part.items():
                 if not (is_schema and name in _VALUES):
                     rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
+
+
+def _has_distinct_values(branches: object) -> bool:
+    """Return whether each branch lists its values, and no two the same: of numbers, llguidance cannot prove it."""
+    if not isinstance(branches, list):
+        return False
+    seen: set[tuple[bool, object]] = set()
+    for branch in branches:
+        listed = _list_values(branch)
+        # To Python, true is 1.
+        values = {(isinstance(each, bool), each) for each in listed if isinstance(each, str | int | float | None)}
+        if not listed or len(values) < len(listed) or not seen.isdisjoint(values):
+            return False
+        seen |= values
+    return True
+
+
+def _list_values(schema: object) -> list[object]:
+    if not isinstance(schema, dict):
+        return []
+    listed = [schema["const"]] if "const" in schema else schema.get("enum")
+    return listed if isinstance(listed, list) else []
 
 
 def _is_unenforced(name: str, value: object, is_lenient: bool) -> bool:
@@ -208,6 +244,12 @@ def _check_schema(field: str, schema: object) -> str:
 def _check_text(field: str, text: object) -> str:
     if not isinstance(text, str) or not text:
         raise InvalidArgumentError(field, "must be a non-empty string")
+    return _check_any_text(field, text)
+
+
+def _check_any_text(field: str, text: object) -> str:
+    if not isinstance(text, str):
+        raise InvalidArgumentError(field, "must be a string")
     _check_length(field, len(text))
     if any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidArgumentError(field, "contains an unpaired surrogate")
@@ -228,9 +270,9 @@ def _check_choice(field: str, choice: object) -> tuple[str, ...]:
     texts = tuple(choice)
     _check_length(field, len(texts))
     _check_length(field, sum(len(each) for each in texts if isinstance(each, str)))
-    texts = tuple(_check_text(f"{field}[{index}]", each) for index, each in enumerate(texts))
-    if not texts:
-        raise InvalidArgumentError(field, "is empty")
+    texts = tuple(_check_any_text(f"{field}[{index}]", each) for index, each in enumerate(texts))
+    if not any(texts):
+        raise InvalidArgumentError(field, "has no text to choose")
     return texts
 
 
@@ -242,7 +284,7 @@ def _check_json_object(field: str, value: object) -> bool:
 
 _CHECKS: dict[str, Callable[[str, object], object]] = {
     "json": _check_schema,
-    "regex": _check_text,
+    "regex": _check_any_text,
     "choice": _check_choice,
     "grammar": _check_grammar,
     "json_object": _check_json_object,

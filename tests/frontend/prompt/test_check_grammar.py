@@ -25,6 +25,10 @@ GOOD = StructuredOutputsParams(regex="a+").to_grammar()
         ({"json": {"$ref": "http://127.0.0.1:9/schema"}}, "does not fetch"),
         ({"json": {"type": "string", "minLength": 5, "maxLength": 3}}, "Unsatisfiable"),
         ({"json": {"type": "string", "pattern": "("}}, "unclosed group"),
+        (
+            {"json": {"oneOf": [{"type": "integer"}, {"const": 2}]}},
+            "write anyOf, or add .x-guidance.: ",
+        ),
         ({"regex": "("}, "unclosed group"),
         ({"regex": "(?=a)b"}, "look-around"),
         ({"regex": "(" * 5000 + "a" + ")" * 5000}, "cannot be compiled"),
