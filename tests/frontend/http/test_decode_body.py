@@ -98,3 +98,16 @@ def test_a_truncated_body_is_called_truncated_whatever_surrogates_it_has(end: by
 def test_errors_in_lists_and_unions_say_what_is_expected(field: dict[str, object], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "a"}], **field}).encode())
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_a_byte_order_mark_before_a_body_is_ignored(kind: type[bytes]) -> None:
+    mark, prompt = "\ufeff".encode(), '{"prompt":"\ufeffHi"}'.encode()
+    assert parse_completion_request(kind(mark + prompt)).prompts == {"prompt": "\ufeffHi"}
+    picture = b"data:image/png;base64," + b"A" * 2**16
+    sent = chat(b"1").replace(b'"type":"text","text":"a","x":1', b'"type":"image_url","image_url":"%s"' % picture)
+    [message] = parse_chat_request(kind(mark + sent)).messages.messages
+    assert message["content"] == [{"type": "image", "image": ""}]
+    assert read_upload("application/json", mark + b'{"url":"http://localhost/a.png"}', {}).field == "url"
+    with pytest.raises(InvalidArgumentError, match="malformed"):
+        parse_completion_request(kind(mark + mark + prompt))

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.http.decode_body import Buffer, check_num_values
+from keepsight.frontend.http.decode_body import Buffer, check_num_values, without_mark
 from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
@@ -75,7 +75,7 @@ def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
 def _decode(body: bytes) -> dict[str, Any]:
     check_num_values(body)
     try:
-        return msgspec.json.decode(body, type=dict[str, Any])
+        return msgspec.json.decode(without_mark(body), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidArgumentError("body", f"cannot be read as a JSON object: {error}") from error
 

@@ -24,6 +24,8 @@ MAX_SHOWN_CHARACTERS = 80
 MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18, b":": 2**20}
 # Bytes to scan at a time: they stay in the processor's cache.
 PIECE_BYTES = 2**16
+# Some programs put it before a text; JSON's readers may ignore it.
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 # Two escapes and a little more: behind one half, msgspec expects the six bytes of the other.
 MAX_BYTES_OF_END = 16
 _HALF_OF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
@@ -40,7 +42,7 @@ class BodyDecoder(Generic[Body]):
     def decode(self, body: Buffer) -> Body:
         check_num_values(body)
         try:
-            return self._decoder.decode(body)
+            return self._decoder.decode(without_mark(body))
         except msgspec.ValidationError as error:
             raise _refusal_of(error, self._body_type) from error
         except UnicodeDecodeError as error:
@@ -49,6 +51,10 @@ class BodyDecoder(Generic[Body]):
             is_half = "truncated" in str(error) and _ends_with_half_of_pair(body)
             reason = "half of a surrogate pair, which is no character" if is_half else str(error)
             raise InvalidArgumentError("body", f"cannot be read as JSON: {reason}") from error
+
+
+def without_mark(body: Buffer) -> Buffer:
+    return memoryview(body)[len(_BYTE_ORDER_MARK) :] if body[: len(_BYTE_ORDER_MARK)] == _BYTE_ORDER_MARK else body
 
 
 def convert(value: object, kind: type[_Kind], place: str) -> _Kind:
