@@ -279,6 +279,13 @@ def test_a_template_that_writes_texts_is_given_the_text_of_parts(source: str) ->
         render(source, [*messages[1:], user(PICTURE, text_part("Hi"))])
 
 
+@pytest.mark.parametrize("source", TEXTS_ONLY)
+def test_an_empty_text_among_parts_has_no_line(source: str) -> None:
+    messages = [user(text_part("Hi"), text_part(""), text_part("you"), text_part(""))]
+    assert render(source, messages) == "[user]Hi\nyou"
+    assert render(source, [user(text_part(""))]) == "[user]"
+
+
 def test_a_template_that_writes_parts_is_given_a_text_as_one() -> None:
     messages = [user(PICTURE, text_part("Hi")), {"role": "assistant", "content": "Hello"}]
     assert render(PARTS_ONLY, messages) == "[user]<picture>Hi[assistant]Hello"

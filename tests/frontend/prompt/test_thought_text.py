@@ -56,7 +56,8 @@ def test_the_end_of_the_prompt_says_whether_one_can_come(
 def test_an_answer_that_is_gone_on_with_is_where_its_own_tags_leave_it(
     answer: str, expected: Thought | None, num_parts: int
 ) -> None:
-    texts = [answer] if num_parts == 1 else answer.split("\n", 1)
+    # An empty part would have no line.
+    texts = [answer] if num_parts == 1 or answer.endswith("\n") else answer.split("\n", 1)
     content = [{"type": "text", "text": text} for text in texts] if num_parts else answer
     for end, begun in {"text": answer, "answer": ""}.items():
         place: PromptEnd = "text" if end == "text" else "answer"

@@ -7,7 +7,7 @@ import pytest
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, PictureError
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.write_tools_as_text import join_contents, write_results_as_text, write_tools_as_text
+from keepsight.frontend.prompt.write_tools_as_text import write_results_as_text, write_tools_as_text
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import draw
 
@@ -146,14 +146,6 @@ def test_an_invalid_tool_is_refused(tool: Any) -> None:
     assert caught.value.field == "tools[1]"
     with pytest.raises(InvalidArgumentError, match="tools: cannot be written as JSON"):
         write_tools_as_text([], [{"function": {"name": "look", "parameters": {"a": object()}}}])
-
-
-def test_contents_are_joined_with_nothing_between_them_where_one_is_empty() -> None:
-    part, empty = {"type": "text", "text": "b"}, {"type": "text", "text": ""}
-    assert join_contents("", "b") == "b"
-    assert join_contents([empty], [part]) == [part]
-    assert join_contents([{"type": "image"}], "b") == [{"type": "image"}, part]
-    assert join_contents("a", [part, part]) == [{"type": "text", "text": "a\n\nb"}, part]
 
 
 def test_results_of_one_functions_several_calls_may_come_in_any_order(preparer: RequestPreparer) -> None:

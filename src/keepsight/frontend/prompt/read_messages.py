@@ -24,6 +24,7 @@ from keepsight.frontend.prompt.check_fields import (
     refuse,
 )
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
+from keepsight.frontend.prompt.message_contents import join_texts
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
 from keepsight.media import Kind, KnownContent, Modality
 
@@ -142,8 +143,7 @@ class Conversation:
     @property
     def begun_answer(self) -> str:
         """The text that the answer is to continue."""
-        content = self.messages[-1]["content"] if self.end == "text" else ""
-        return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
+        return join_texts(self.messages[-1]["content"]) if self.end == "text" else ""
 
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
         """Return the same turns without any content after the breakpoint.

@@ -21,12 +21,12 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
+from keepsight.frontend.prompt.message_contents import as_parts, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
 from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.frontend.prompt.write_tools_as_text import (
-    as_parts,
     write_calls_as_text,
     write_results_as_text,
     write_tools_as_text,
@@ -275,12 +275,10 @@ def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -
 
 
 def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
-    """Return the content as one text, its parts on lines of their own, as in vLLM."""
-    if isinstance(content, str):
-        return content
+    """Return the content as one text."""
     if (kind := next(_kinds_in(content), None)) is not None:
         raise UnsupportedFieldError(f"{field}.content", f"this model's chat template has no place for {SEVERAL[kind]}")
-    return "\n".join(part["text"] for part in content)
+    return join_texts(content)
 
 
 def _turn(role: str, text: str = "Hello") -> TemplateMessage:

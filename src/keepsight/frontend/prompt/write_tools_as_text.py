@@ -11,10 +11,10 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
+from keepsight.frontend.prompt.message_contents import Content, join_contents
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES
 
 Message = dict[str, Any]
-Content = str | list[Mapping[str, Any]]
 _INTRODUCTION = """\
 You have access to functions. If you decide to invoke any of the function(s), you MUST put it in the format of
 {"name": function name, "parameters": dictionary of argument name and its value}
@@ -57,24 +57,6 @@ def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
         written.append(message)
         holds_result = is_result or (follows_user and holds_result)
     return written
-
-
-def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
-    """Join two contents. Adjacent texts become one: templates may trim each, and write nothing between two."""
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}{between}{second}"
-    *before, last = as_parts(first)
-    following, *behind = as_parts(second)
-    if last["type"] == following["type"] == "text":
-        text = between.join(filter(None, (last["text"], following["text"])))
-        return [*before, {**last, "text": text}, *behind]
-    return [*before, last, following, *behind]
-
-
-def as_parts(content: Content) -> list[Mapping[str, Any]]:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _describe(tools: Sequence[Mapping[str, Any]]) -> str:
