@@ -7,6 +7,8 @@ grows without end is refused. A picture is only a marker in the text here.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import reduce
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
@@ -21,7 +23,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
-from keepsight.frontend.prompt.message_contents import as_parts, join_texts
+from keepsight.frontend.prompt.message_contents import as_parts, join_contents, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
@@ -98,11 +100,12 @@ class ChatTemplate:
         conversation = read_messages(messages)
         variables = self._choose_variables(conversation.variables)
         # Checked before tools are written into the messages, as errors name a message by its index in the request.
+        num_joined = self._count_joined(conversation.messages)
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
-            self._check_is_shown(index, message)
+            self._check_is_shown(index, message, is_first=index < max(num_joined, 1))
         written = _write_contents(conversation.messages, self._content_form)
-        written = _write_contents(self._with_tools(written, tools), self._content_form)
+        written = _write_contents(self._with_tools(written, tools, num_joined), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
         if self._drops_system_parts:
             written = [_with_one_part(each) for each in written]
@@ -155,9 +158,16 @@ class ChatTemplate:
         hint = "; results of calls now have the role tool" if role == "function" else ""
         raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
 
-    def _check_is_shown(self, index: int, message: TemplateMessage) -> None:
+    def _count_joined(self, messages: Sequence[TemplateMessage]) -> int:
+        """Return how many messages at the beginning become one system message, as in vLLM: those of systems and
+        developers, if a developer is among them and the template knows none. Few templates allow two.
+        """
+        roles = [*takewhile(SYSTEM_ROLES.__contains__, (message["role"] for message in messages))]
+        return len(roles) if "developer" in roles and "developer" not in self._texts else 0
+
+    def _check_is_shown(self, index: int, message: TemplateMessage, *, is_first: bool) -> None:
         role = "system" if message["role"] in SYSTEM_ROLES else message["role"]
-        if index and role == "system" and self._drops_later_systems:
+        if not is_first and role == "system" and self._drops_later_systems:
             what = "this model's chat template shows a system message only if it is the first"
             raise UnsupportedFieldError(f"messages[{index}].role", what)
         for kind in _kinds_in(message["content"]):
@@ -165,11 +175,19 @@ class ChatTemplate:
                 what = f"this model's chat template has no place for {SEVERAL[kind]} in {role} messages"
                 raise UnsupportedFieldError(f"messages[{index}].content", what)
 
-    def _with_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-        """Write tools, calls and results as text where the template does not know them and would silently drop them."""
+    def _with_tools(
+        self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]], num_joined: int
+    ) -> list[TemplateMessage]:
+        """Write tools, calls and results as text where the template does not know them and would silently drop them.
+
+        `num_joined`: the number of messages at the beginning that become one.
+        """
         if "tool" not in self._tool_words:
             messages = write_results_as_text(messages)
         messages = [self._write_calls(message) if "tool_calls" in message else message for message in messages]
+        if num_joined:
+            content = reduce(join_contents, (message["content"] for message in messages[:num_joined]))
+            messages = [{**messages[0], "content": content}, *messages[num_joined:]]
         return write_tools_as_text(messages, tools) if tools and "tools" not in self._tool_words else messages
 
     def _write_calls(self, message: TemplateMessage) -> TemplateMessage:
