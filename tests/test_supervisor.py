@@ -513,6 +513,22 @@ def test_no_process_outlives_a_killed_supervisor(stage: Stage) -> None:
         actor.wait()
 
 
-def test_ctrl_c_reaches_only_the_supervisor(stage: Stage) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_sent_to_every_process_means_only_the_supervisor(stage: Stage, number: signal.Signals) -> None:
+    """As service managers send SIGTERM, and terminals the others."""
+    with inherited_by_children(signal.SIGHUP, signal.SIG_DFL):
+        engine, frontend = stage.start_serving()
+    for actor in (engine, frontend):
+        actor.kill(number)
+    stage.send_signal(number)
+    assert frontend.hear()["type"] == "Drain"
+    frontend.do(0)
+    assert engine.hear()["type"] == "Drain"
+    engine.do(0)
+    assert stage.wait() == (130 if number == signal.SIGINT else 0)
+    assert "ERROR" not in stage.log
+
+
+def test_processes_have_sessions_without_a_terminal(stage: Stage) -> None:
     actors = stage.start_serving()
     assert {os.getsid(actor.pid) for actor in actors} == {actor.pid for actor in actors}

@@ -40,6 +40,7 @@ from keepsight.ipc.control import (
 )
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.start_folder import start_folder
+from keepsight.ipc.take_signals import without_requests_to_end
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
 from keepsight.program_identity import PYTHON
@@ -95,7 +96,7 @@ class _Child:
     def __init__(
         self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int], folder: Path | None
     ) -> None:
-        """Start the process in a session of its own, so that Ctrl-C reaches only the supervisor.
+        """Start the process in a session of its own, which has no terminal.
 
         `rank`: the index among its kind. A replacement has the same rank, but never the same `number`. `folder`: its
         working directory; None: ours.
@@ -103,7 +104,7 @@ class _Child:
         self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
         self.ready_at: float | None = None
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, without_requests_to_end():
             self.process = subprocess.Popen(
                 command, stdin=theirs.fileno(), pass_fds=pass_fds, cwd=folder, start_new_session=True
             )

@@ -147,17 +147,21 @@ def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path:
     assert refusals == 3 + log.read_text().count("media workers cannot be started")
 
 
-def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
-    """Must be the last test here: it ends the shared server."""
+def test_a_signal_to_all_processes_lets_a_running_answer_finish(server: Server) -> None:
+    """As systemd ends a service. Must be the last test here: it ends the shared server."""
     options = {**ENDLESS, "max_tokens": 150}
     with server.client() as client:
         stream = iter(complete(client, ask("Hello"), **options))
         next(stream)
-        server.supervisor.send_signal(signal.SIGTERM)
+        for pid in reversed([*with_descendants(server.supervisor.pid)]):
+            os.kill(pid, signal.SIGTERM)
         assert list(stream)[-1].choices[0].finish_reason == "length"
     assert server.supervisor.wait(END_SECONDS) == 0
     assert server.supervisor.stdout is not None
     assert server.supervisor.stdout.read() == ""
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port), timeout=END_SECONDS)
+    end_of_log = server.log.read_text().partition("shutting down")[2]
+    assert "ERROR" not in end_of_log
+    assert "WARNING" not in end_of_log
     assert "Traceback" not in server.log.read_text()

@@ -5,6 +5,9 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+# They ask a server to end. A service manager or a terminal may send them to each of its processes.
+REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
 
 @contextmanager
 def take_signals() -> Iterator[socket.socket]:
@@ -27,3 +30,16 @@ def take_signals() -> Iterator[socket.socket]:
             signal.set_wakeup_fd(before)
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def without_requests_to_end() -> Iterator[None]:
+    """Let processes that are started in here, and those that these start, never see a request to end.
+
+    Blocked signals are inherited from the first moment on, and no handler that a library installs undoes it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS_TO_END)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
