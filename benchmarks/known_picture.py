@@ -32,7 +32,7 @@ from keepsight.bench.draw import photograph
 from keepsight.frontend.api.chat_request import parse_chat_request
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_header import read_geometry
-from keepsight.ipc.control import LOG_FORMAT
+from keepsight.ipc.server_log import LOG_FORMAT
 from keepsight.observe.process_memory import with_descendants
 from tests.drawn import to_data_url
 from tests.real_server import START_SECONDS, RealServer, real_server

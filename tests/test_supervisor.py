@@ -24,20 +24,20 @@ from tests.wait_until import wait_until
 FAKE = Path(__file__).parent / "fake_process.py"
 PATIENCE = 60  # seconds; normally takes far less
 SUPERVISE = """
-import ctypes, json, logging, socket, sys
+import ctypes, json, socket, sys
 from pathlib import Path
 from keepsight import supervisor
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
-from keepsight.ipc.control import LOG_FORMAT
+from keepsight.ipc.server_log import begin_log
 from keepsight.ipc.take_signals import take_signals
 from keepsight.supervisor import ServerSettings, Supervisor
 
 supervisor.SETTLING_SECONDS = 60  # on a busy machine all that a test says comes late
 PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+begin_log()
 path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
     options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, program="",

@@ -17,7 +17,7 @@ from keepsight.cli.listen import allow_many_open_files, listen
 from keepsight.cli.ray_servers import add_ray_arguments, ray_servers
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.fair_accept import FairAcceptServer
-from keepsight.ipc.control import LOG_FORMAT
+from keepsight.ipc.server_log import begin_log
 from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
 from keepsight.supervisor import url_of
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    begin_log()
     check_arguments_are_text(arguments)
     check_minimums(arguments, {"shutdown_timeout": 0})
     replicas = [_read_replica(url) for url in arguments.replica]

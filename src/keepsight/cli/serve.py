@@ -16,9 +16,9 @@ from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError
-from keepsight.ipc.control import LOG_FORMAT
 from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.server_log import begin_log
 from keepsight.ipc.take_signals import take_signals
 from keepsight.program_identity import identify_program
 from keepsight.supervisor import ServerSettings, Supervisor
@@ -69,7 +69,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     program = identify_program()
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    begin_log()
     warn_of_vllm_variables(os.environ)
     _check_model_is_no_value(arguments)
     config = config_from(arguments)

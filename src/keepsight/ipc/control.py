@@ -20,10 +20,9 @@ from keepsight.api_settings import ApiSettings
 from keepsight.checkpoint_folder import Files
 from keepsight.errors import KeepsightError
 from keepsight.ipc.pixel_mode import PixelMode
+from keepsight.ipc.server_log import begin_log
 
 logger = logging.getLogger(__name__)
-# All processes of a server write into one log.
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Exit statuses: a user's mistake, the same as argparse's; a process whose supervisor is gone.
 MISTAKEN, ORPHANED = 2, 70
 _CHUNK_BYTES = 65536
@@ -216,7 +215,7 @@ class ProcessEnd:
 
 def run_process(main: Callable[[ProcessEnd], int]) -> int:
     """Run `main` and return the exit status. A user's mistake is reported to the supervisor, in one line."""
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    begin_log()
     # The format does not use these fields, and looking them up takes a quarter of the time of a log line.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
