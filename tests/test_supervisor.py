@@ -4,6 +4,7 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -90,10 +91,13 @@ def has_zombies(parent: int) -> bool:
 
 class Stage:
     def __init__(self, path: Path) -> None:
-        self.path, self.log_path = path, path / "log"
+        # The run directory.
+        self.path = path / "run"
+        self.path.mkdir()
+        self.log_path, self._address = path / "log", path / "stage"
         self.options: dict[str, object] = {"model": "some/model"}
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(str(path / "stage"))
+        self._socket.bind(str(self._address))
         self._socket.listen()
         self._socket.settimeout(PATIENCE)
         self._actors: list[Actor] = []
@@ -105,7 +109,7 @@ class Stage:
 
     def start(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
         """Start the server. Return engines, then frontends, each in order of rank."""
-        self.supervise(num_frontends, num_engines, shutdown_seconds, sys.executable, FAKE, self.path / "stage")
+        self.supervise(num_frontends, num_engines, shutdown_seconds, sys.executable, FAKE, self._address)
         actors = (self.next() for _ in range(num_engines + num_frontends))
         return sorted(actors, key=lambda actor: (actor.kind, actor.start["rank"]))
 
@@ -283,6 +287,23 @@ def test_the_working_directory_may_be_removed_after_the_start(stage: Stage, monk
     release.rmdir()
     engine.kill()
     assert Path(f"/proc/{stage.next().pid}/cwd").readlink() == stage.path
+
+
+@pytest.mark.parametrize("is_noticed_by_a_death", [True, False])
+def test_a_server_without_its_run_directory_ends_after_its_answers(stage: Stage, is_noticed_by_a_death: bool) -> None:
+    engine, frontend = stage.start_serving()
+    shutil.rmtree(stage.path)
+    if is_noticed_by_a_death:
+        frontend.kill()
+    else:
+        stage.send_signal(signal.SIGCHLD)  # wakes it, as the next minute would
+        assert frontend.hear()["type"] == "Drain"
+        frontend.do(0)
+    assert engine.hear()["type"] == "Drain"
+    engine.do(0)
+    assert stage.wait() == 1
+    stage.wait_for_log(rf"{stage.path} was removed")
+    assert "another is started" not in stage.log
 
 
 def test_a_lost_engine_among_several_is_replaced_at_its_rank(stage: Stage) -> None:

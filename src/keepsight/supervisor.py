@@ -1,8 +1,8 @@
 """Start the processes of one server, watch them, restart those that die, and end them in order.
 
 Knows nothing of models, requests or HTTP: it holds the listening socket of the frontends, and tells each process what
-happens to the others. It sleeps until a signal or a message comes. Invariant: `_children` are the processes that were
-started and not yet reaped, and when `run` ends there are none.
+happens to the others. It sleeps until a signal or a message comes, or for a minute. Invariant: `_children` are the
+processes that were started and not yet reaped, and when `run` ends there are none.
 """
 
 import enum
@@ -53,8 +53,8 @@ MAX_FAILED_STARTS = 3
 # A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.
 SETTLING_SECONDS = 3.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-# select() cannot wait longer than some weeks at once.
-MAX_WAIT_SECONDS = 86400.0
+# How often it looks whether the run directory is still there.
+LOOK_SECONDS = 60.0
 # Time for telling callers that there will be no answer, and for an engine that has nothing left to do.
 GOODBYE_SECONDS = 5.0
 # Exit status of a process that ended by a signal, as shells report it.
@@ -174,8 +174,9 @@ class Supervisor:
         return self._status
 
     def _wait(self) -> None:
-        for key, _ in self._selector.select(min(self._deadline - time.monotonic(), MAX_WAIT_SECONDS)):
+        for key, _ in self._selector.select(min(self._deadline - time.monotonic(), LOOK_SECONDS)):
             key.data()
+        self._end_if_removed()
         if time.monotonic() >= self._deadline:
             self._enter(self._next_stage())
 
@@ -284,6 +285,7 @@ class Supervisor:
                 self._act_on_death(child)
 
     def _act_on_death(self, child: _Child) -> None:
+        self._end_if_removed()
         if self._stage is _Stage.STARTING:
             logger.error("%s before it was ready", child.describe_end())
             self._end(status=1, stage=_Stage.KILLING)
@@ -319,6 +321,13 @@ class Supervisor:
 
     # Ending ---------------------------------------------------------------------------------------------------
 
+    def _end_if_removed(self) -> None:
+        """End if the run directory was removed: what it held is lost, and no new process could reach the others."""
+        if self._stage is _Stage.SERVING and not self._settings.run_directory.is_dir():
+            directory = self._settings.run_directory
+            logger.error("%s was removed (by systemd's RemoveIPC? see docs/operations.md)", directory)
+            self._end(status=1, stage=_Stage.DRAINING)
+
     def _handle_signals(self) -> None:
         for number in self._signals.recv(4096):
             if number == signal.SIGCHLD:
@@ -343,7 +352,7 @@ class Supervisor:
         self._enter(stage)
 
     def _enter(self, stage: _Stage) -> None:
-        self._stage = stage
+        was_draining, self._stage = self._stage is _Stage.DRAINING, stage
         match stage:
             case _Stage.DRAINING:
                 seconds = self._settings.shutdown_seconds
@@ -351,7 +360,7 @@ class Supervisor:
                 self._send_to_all("frontend", Drain())
                 self._deadline = time.monotonic() + seconds
             case _Stage.GIVING_UP:
-                reason = "the engine failed for good" if self._status == 1 else "the server is shutting down"
+                reason = "the server is shutting down" if was_draining else "the engine failed for good"
                 self._send_to_all("frontend", GiveUp(reason), Drain())
                 self._deadline = time.monotonic() + GOODBYE_SECONDS
             case _Stage.KILLING:

@@ -66,6 +66,12 @@ def test_pixels_are_read_in_place_bit_for_bit_and_read_only(store: SharedStore) 
         pixels.flags.writeable = True
 
 
+def test_a_run_directory_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        SharedStore(tmp_path / "removed", MAX_BYTES)
+    assert not list(tmp_path.iterdir())
+
+
 def test_pixels_put_by_one_process_are_seen_by_all(store: SharedStore, folder: Path) -> None:
     other = SharedStore(folder, MAX_BYTES)
     put(store, 1)

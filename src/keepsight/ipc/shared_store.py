@@ -54,7 +54,8 @@ class SharedStore:
     def __init__(self, directory: Path, max_bytes: int) -> None:
         """Raises OSError if files cannot be made there."""
         self._directory, self._max_bytes = directory / "pixels", max_bytes
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Without its parents: if the run directory was removed, nobody would lock another, and others might read it.
+        self._directory.mkdir(mode=0o700, exist_ok=True)
         self._claims = directory / "claims"
         self._pins, self._first = PinnedFiles(directory / "pins"), SharedNames(directory / "first")
         self._ledger = Ledger(directory / "ledger")

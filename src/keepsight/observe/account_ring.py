@@ -36,8 +36,8 @@ class AccountRing:
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
         """Open the ring of this process, with the accounts of the process that it replaces, if any."""
-        path = run_directory / FOLDER / process
-        return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
+        if_kept = "nobody else will tell of this process's requests"
+        return cls(share_or_keep(run_directory, f"{FOLDER}/{process}", RING_BYTES, if_kept))
 
     def put(self, account: AccountBody) -> None:
         """Add an account, on any thread. One that has no room, even without its media, is left out."""

@@ -33,8 +33,8 @@ class Counters:
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
         """Open the page of `process` (a kind and a rank), with the counts of the process that it replaces, if any."""
-        path = run_directory / FOLDER / process
-        return cls(share_or_keep(path, PAGE_BYTES, f"what {process} counts will be missing in the metrics"))
+        if_kept = f"what {process} counts will be missing in the metrics"
+        return cls(share_or_keep(run_directory, f"{FOLDER}/{process}", PAGE_BYTES, if_kept))
 
     def add(self, slot: int, amount: float = 1.0) -> None:
         self._numbers[slot] += amount

@@ -114,6 +114,11 @@ def test_without_room_each_frontend_keeps_only_its_own(tmp_path: Path, caplog: p
     assert "only the frontend" in caplog.text
 
 
+def test_a_run_directory_that_was_removed_is_not_made_again(tmp_path: Path) -> None:
+    assert CommonGeometries.open(tmp_path / "removed") is None
+    assert not (tmp_path / "removed").exists()
+
+
 def test_known_media_asks_what_others_know_and_tells_what_it_learns(tmp_path: Path) -> None:
     one, two = (KnownMedia(common=opened(tmp_path)) for _ in range(2))
     assert one.remember_geometry("cat", SIZE) is SIZE

@@ -53,7 +53,7 @@ class CommonGeometries:
     def open(cls, run_directory: Path) -> Self | None:
         """Open the table, or return None if that fails: then each frontend knows only the media sent to itself."""
         try:
-            return cls(open_shared_page(run_directory / FILE, NUM_PLACES * PLACE_BYTES))
+            return cls(open_shared_page(run_directory, FILE, NUM_PLACES * PLACE_BYTES))
         except OSError as error:
             logger.warning("only the frontend that was sent a picture will know its uuid: %s", error)
             return None

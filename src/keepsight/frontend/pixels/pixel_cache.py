@@ -132,7 +132,7 @@ def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None
     if folder is None:
         return LocalCache(cache_bytes(config))
     if_kept = "a reset will only clear the pixels of the frontend that receives it"
-    return LocalCache(cache_bytes(config), share_or_keep(folder / "reset", _MARK_BYTES, if_kept))
+    return LocalCache(cache_bytes(config), share_or_keep(folder, "reset", _MARK_BYTES, if_kept))
 
 
 def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> PixelCache:
