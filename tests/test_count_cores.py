@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.count_cores import count_cores, share_of
+from keepsight.count_cores import count_cores, list_cores, share_of
 
 
 def test_only_cores_in_the_affinity_mask_count(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,6 +46,18 @@ def test_without_affinity_or_cpu_count_one_core_is_assumed(monkeypatch: pytest.M
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert count_cores() == 1
+
+
+def test_all_cores_count_where_a_filter_of_system_calls_hides_the_mask(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_pid: int) -> set[int]:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "sched_getaffinity", refuse, raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    assert list_cores() == []
+    assert count_cores(tmp_path, tmp_path / "none") == 3
 
 
 @pytest.mark.parametrize(("total", "parts"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1])])

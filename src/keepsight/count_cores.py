@@ -8,9 +8,17 @@ from keepsight.cgroups import CGROUP, OWN_CGROUPS, list_cgroups
 
 def count_cores(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
     """Return the number of cores in this process's affinity mask, or fewer if its cgroup's CPU quota is lower."""
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    own = len(list_cores()) or os.cpu_count() or 1
     given = (_read_share(folder) for folder in list_cgroups("cpu", cgroup, own_cgroups))
     return max(1, min(own, *(own if share is None else share for share in given)))
+
+
+def list_cores() -> list[int]:
+    """Return the cores in this process's affinity mask, sorted; none if the system does not tell."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except (OSError, AttributeError):  # a filter of system calls refuses it; not Linux
+        return []
 
 
 def _read_share(folder: Path) -> int | None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import resource
 import signal
 import socket
@@ -15,8 +16,9 @@ import numpy as np
 import openai
 import pytest
 
+from keepsight.cli import serve
 from keepsight.cli.listen import listen
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, ServerStartError
 from keepsight.observe.process_memory import with_descendants
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
@@ -254,6 +256,18 @@ def test_the_address_that_was_found_is_listened_on_whole(monkeypatch: pytest.Mon
     monkeypatch.setattr(socket, "create_server", lambda address, **_: bound.append(address))
     listen("fe80::1%eth0", 0)
     assert bound == [("fe80::1", 0, 0, 7)]
+
+
+def test_a_system_that_refuses_what_zeromq_must_do_is_named_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As systemd's SystemCallFilter=~@resources does: ZeroMQ would abort the engine."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    serve._check_scheduling_is_allowed()
+    monkeypatch.setattr(os, "sched_setscheduler", refuse)
+    with pytest.raises(ServerStartError, match="sched_setscheduler is refused"):
+        serve._check_scheduling_is_allowed()
 
 
 INTERRUPTED_SERVER = """

@@ -25,7 +25,7 @@ SCRIPT = re.compile(
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/**/long_*.py")
 # Options on a line with these commands may belong to them.
-FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
+FOREIGN = re.compile(r"\b(?:pip|curl|hf|useradd|systemctl) ")
 VARIABLE = re.compile(
     r'environ(?:\.get\(|\.setdefault\(|\[)"([A-Z_]+)"|"([A-Z_]+)" (?:not )?in os\.environ'
     r'|_VARIABLE(?:, \w+)* = "([A-Z_]+)"(?:, "([A-Z_]+)")?'

@@ -35,6 +35,24 @@ def test_a_new_ledger_is_counted_first_and_changes_are_seen_by_all(tmp_path: Pat
     assert one.held == Held(0, 0), "counts are never negative"
 
 
+@pytest.mark.parametrize(("number", "is_fatal"), [(errno.EPERM, False), (errno.ENOSYS, False), (errno.ENOSPC, True)])
+def test_a_ledger_goes_without_room_of_its_own_only_where_the_system_cannot_make_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_fatal: bool
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    if is_fatal:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            opened(tmp_path)
+        return
+    ledger = opened(tmp_path)
+    with ledger.changing(lambda: count(ledger, 7)):
+        ledger.add_file(3)
+    assert opened(tmp_path).held == Held(10, 2)
+
+
 def test_a_ledger_opened_for_reading_shows_what_others_wrote_and_begins_no_change(tmp_path: Path) -> None:
     one, reader = opened(tmp_path), Ledger(tmp_path / "ledger")
     with one.changing(lambda: count(one, 7)):

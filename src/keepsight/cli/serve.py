@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import errno
 import logging
 import os
 import re
@@ -15,7 +16,7 @@ from keepsight.cli.model_arguments import add_model, add_model_arguments, config
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, ServerStartError
 from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.server_log import begin_log
@@ -81,6 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
     minimums = {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0}
     check_minimums(arguments, minimums | ({"watchdog_timeout": 10} if arguments.watchdog_timeout else {}))
     allow_many_open_files()
+    _check_scheduling_is_allowed()
     # Before the model is loaded: a port that is in use should be reported at once.
     with (
         listen(arguments.host, arguments.port) as listener,
@@ -135,6 +137,18 @@ def _looks_like_a_model(value: object) -> bool:
     if not isinstance(value, str):  # an adapter
         return False
     return is_checkpoint(value) or bool(_PATH_OR_HUB_NAME.fullmatch(value) and not _KEY_OR_NETWORK.fullmatch(value))
+
+
+def _check_scheduling_is_allowed() -> None:
+    """Raise if the system refuses the first call of ZeroMQ's threads: without it, ZeroMQ would abort the engine."""
+    if not hasattr(os, "sched_setscheduler"):  # not Linux
+        return
+    try:
+        os.sched_setscheduler(0, os.sched_getscheduler(0), os.sched_getparam(0))
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.ENOSYS):
+            reason = f"is refused ({error.strerror}), but ZeroMQ needs it"
+            raise ServerStartError(f"the system call sched_setscheduler {reason}: see docs/operations.md") from error
 
 
 def _options_of(config: Config) -> dict[str, object]:

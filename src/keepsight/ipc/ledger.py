@@ -66,8 +66,7 @@ class Ledger:
             descriptor = os.open(self._path, writing | os.O_NOFOLLOW, 0o600)
             try:
                 if not is_read_only:
-                    # Allocated now, so that it can be written when there is no room left.
-                    os.posix_fallocate(descriptor, 0, _CONTENT.size)
+                    _allocate(descriptor)
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -140,3 +139,12 @@ class Ledger:
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
+
+
+def _allocate(descriptor: int) -> None:
+    """Make room now, so that the file can be written when there is none left. Goes on if the system refuses to."""
+    try:
+        os.posix_fallocate(descriptor, 0, _CONTENT.size)
+    except OSError as error:
+        if error.errno not in (errno.EPERM, errno.ENOSYS):
+            raise

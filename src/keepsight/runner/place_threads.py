@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 
+from keepsight.count_cores import list_cores
 from keepsight.models.cpu_library import call, has_library
 
 
@@ -22,9 +23,7 @@ class _Places(Structure):
 
 def cores_of_process() -> Sequence[int]:
     """Return the process's cores, sorted; empty if threads cannot be pinned."""
-    if not has_library() or not hasattr(os, "sched_getaffinity"):
-        return ()
-    return sorted(os.sched_getaffinity(os.getpid()))
+    return list_cores() if has_library() else ()
 
 
 class Places(threading.local):

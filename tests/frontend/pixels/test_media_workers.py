@@ -406,6 +406,35 @@ def test_an_interrupt_from_the_keyboard_is_for_the_frontend_alone(workers: Media
     assert workers.pids() == pids
 
 
+def refuse(*_: object) -> int:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+@pytest.mark.parametrize("has_function", [True, False])
+def test_a_system_or_a_python_without_pidfds_has_workers_too(
+    start: Start, monkeypatch: pytest.MonkeyPatch, has_function: bool
+) -> None:
+    if has_function:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+    else:
+        monkeypatch.delattr(os, "pidfd_open")
+    misbehave(monkeypatch)
+    workers = start(1)
+    assert_works(workers)
+    [_, killed] = workers.pids()
+    os.kill(killed, signal.SIGKILL)
+    await_gone([killed])
+    assert_works(workers)
+    [_, worker] = workers.pids()
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(workers.make, job_of_bytes(STOP))
+        wait_until(lambda: is_stopped(worker))
+        workers.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            making.result(SOON)
+    await_gone([worker])
+
+
 def test_closing_twice_is_closing_once_and_then_nothing_is_made(start: Start) -> None:
     workers = start(1)
     assert_works(workers)

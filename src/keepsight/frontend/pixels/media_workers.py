@@ -294,9 +294,7 @@ class _Template:
 
 class _Worker:
     def __init__(self, connection: socket.socket, pid: int) -> None:
-        self._connection, self.pid = connection, pid
-        # With a pidfd no other process can be killed, even if the pid is reused.
-        self._process = os.pidfd_open(pid)
+        self._connection, self.pid, self._process = connection, pid, _try_open_process(pid)
 
     @classmethod
     def try_meet(cls, connection: socket.socket) -> "_Worker | None":
@@ -326,14 +324,37 @@ class _Worker:
 
     def kill(self) -> None:
         """Kill the worker, and return when it has ended."""
-        with suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._process, signal.SIGKILL)
-        _is_readable(self._process, MAX_WAIT_SECONDS)
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+            _is_readable(self._process, MAX_WAIT_SECONDS)
+        elif not _has_hung_up(self._connection):
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            _has_hung_up(self._connection, MAX_WAIT_SECONDS)
 
     def end(self) -> None:
         self.kill()
         self._connection.close()
-        os.close(self._process)
+        if self._process is not None:
+            os.close(self._process)
+
+
+def _try_open_process(pid: int) -> int | None:
+    """Return a pidfd, with which no other process can be killed, even if the pid is reused.
+
+    None if the kernel is too old, a filter of system calls refuses it, or Python was built without it.
+    """
+    with suppress(OSError, AttributeError):
+        return os.pidfd_open(pid)
+    return None
+
+
+def _has_hung_up(connection: socket.socket, max_wait_seconds: float = 0) -> bool:
+    """Return whether the other end was closed, as by its process's end, whatever is left to read."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return bool(poll.poll(max_wait_seconds * 1000))
 
 
 def _is_readable(descriptor: int, max_wait_seconds: float = 0) -> bool:
