@@ -127,7 +127,8 @@ class _Child:
     def describe_end(self) -> str:
         status = self.process.returncode
         if status < 0:
-            return f"{self} was killed by {_name_signal(-status)}"
+            cause = " (as when memory runs out)" if status == -signal.SIGKILL else ""
+            return f"{self} was killed by {_name_signal(-status)}{cause}"
         return f"{self} ended with status {status}"
 
 

@@ -174,6 +174,13 @@ def test_memory_without_room_for_a_page_is_refused_by_what_the_user_can_change()
         resolve(kv_cache_memory_bytes=99)
 
 
+def test_a_machine_that_is_nearly_full_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    resolve(machine=replace(CPU, available_host_bytes=256 * 2**20))
+    assert not caplog.text
+    resolve(machine=replace(CPU, available_host_bytes=255 * 2**20))
+    assert "255 MiB of memory are left" in caplog.text
+
+
 def test_the_context_shrinks_to_the_pages_unless_it_was_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         config = resolve(TINY, num_gpu_blocks_override=100)

@@ -36,6 +36,8 @@ MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 LEAST_STATE_SLOTS = 2
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
+# The largest picture that is decoded takes most of it.
+LITTLE_HOST_BYTES = 256 * 2**20
 # GPU memory that the model needs for computing, besides its weights.
 CUDA_RESERVE_BYTES = 2 * GIB
 
@@ -69,6 +71,9 @@ class Machine:
 
 
 def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineConfig:
+    if machine.available_host_bytes < LITTLE_HOST_BYTES:
+        left = f"{machine.available_host_bytes // 2**20} MiB of memory are left for everything beside the model"
+        logger.warning("%s: this or another process may be killed when it needs more", left)
     if config.mm_cache_device == "gpu" and machine.device == "cpu":
         raise InvalidArgumentError("mm_cache_device", "must be auto or cpu, not gpu: the model is on the CPU")
     cuts_items = _choose_whether_to_cut(config, size)
