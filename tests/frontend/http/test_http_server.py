@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -32,10 +32,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from keepsight import certificate
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.http import fair_accept, http_server, slow_client_limits
+from keepsight.frontend.http import fair_accept, http_server, lookout, slow_client_limits
 from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED, PIECE_BYTES
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
+from keepsight.frontend.http.lookout import MAX_WAITING_BYTES
 from keepsight.frontend.http.read_body import reading_body
 from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES
 from keepsight.frontend.http.tcp_info import count_unacknowledged
@@ -671,6 +672,79 @@ def test_a_client_that_leaves_while_its_next_request_waits_is_noticed(
             assert has_begun.wait(PATIENCE)
             connection.sendall(ask("/tokenize", b" " * 300_000, 2_000_000))
         assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_a_client_that_leaves_while_its_third_request_waits_for_the_second_is_noticed(
+    implementation: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+    monkeypatch.setattr(lookout, "SECONDS_BETWEEN_LOOKOUTS", 0.01)
+    second_has_begun, has_left = threading.Event(), threading.Event()
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        [protocol] = server.server_state.connections
+        if scope["path"] == "/version":
+            await receive()
+            leaving = asyncio.ensure_future(receive())  # reads on, so there is no lookout any more
+            while protocol._next_look is not None:  # type: ignore[union-attr]
+                await asyncio.sleep(0.001)
+            leaving.cancel()
+            await tell_some(scope, receive, send)
+            return
+        second_has_begun.set()
+        while server.server_state.connections and not server.should_exit:
+            await asyncio.sleep(0.001)
+        if not server.server_state.connections:
+            has_left.set()
+
+    server = make_server(answer, ApiSettings())
+    with run(server) as port:
+        with socket.create_connection(("127.0.0.1", port)) as connection:
+            connection.sendall(VERSION + VERSION.replace(b"/version", b"/second") + VERSION)
+            assert second_has_begun.wait(PATIENCE)
+            num_read = 0
+            while num_read < 30_000:  # unread, it would reset the connection
+                num_read += len(connection.recv(65536))
+        assert has_left.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+def test_little_is_held_of_what_a_client_sends_behind_the_request_being_answered(
+    implementation: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+    monkeypatch.setattr(lookout, "SECONDS_BETWEEN_LOOKOUTS", 0.001)
+    num_looks, has_begun = 0, threading.Event()
+
+    def look(_: object) -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return False
+
+    async def answer_at_last(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun.set()
+        while not server.should_exit:
+            await asyncio.sleep(0.01)
+        await tell_some(scope, receive, send)
+
+    def send_more() -> int:
+        """Return how much the server holds."""
+        with suppress(BlockingIOError):
+            connection.send(bytes(200_000))
+        return len(protocol.cycle.body) + len(protocol.conn.trailing_data[0] if implementation is H11Protocol else b"")
+
+    monkeypatch.setattr(lookout, "has_left", look)
+    server = make_server(answer_at_last, ApiSettings())
+    with run(server) as port, connected(port, VERSION) as connection:
+        assert has_begun.wait(PATIENCE)
+        [protocol] = cast(list[Any], server.server_state.connections)
+        connection.sendall(ask("/behind", b"", length=20_000_000))
+        connection.setblocking(False)
+        await_true(lambda: send_more() >= MAX_WAITING_BYTES)
+        last_look = num_looks + 100
+        await_true(lambda: send_more() >= 2 * MAX_WAITING_BYTES or num_looks > last_look)
+        assert send_more() < 2 * MAX_WAITING_BYTES
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])

@@ -122,7 +122,6 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             self._parse(piece)
         if self._unparsed:
             self.flow.pause_reading()
-            self._look_out()
         else:
             self.flow.is_held = False
             self.flow.resume_reading()
@@ -195,10 +194,7 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._to_linger.stop()
-        # uvicorn notifies only the latest request.
-        if self._is_answering:
-            self._answered.disconnected = True
-            self._answered.message_event.set()
+        self._abandon_answer()  # uvicorn notifies only the latest request
 
     # Callbacks of httptools ------------------------------------------------------------------------------------
 

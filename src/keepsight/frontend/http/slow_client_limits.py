@@ -204,7 +204,7 @@ class SlowClientLimits(Lookout):
         self.transport.close()
 
     def _abandon_answer(self) -> None:
-        """Let nothing follow the refusal: until that is sent, what is written would be, too."""
+        """End it as if the client had left: what is written behind a refusal that waits would be sent, too."""
         if self._is_answering:
             self._answered.disconnected = True
             self._answered.waiting_for_100_continue = False
