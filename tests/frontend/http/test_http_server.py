@@ -709,9 +709,13 @@ def test_a_client_that_leaves_while_its_third_request_waits_for_the_second_is_no
         assert has_left.wait(PATIENCE)
 
 
-@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+@pytest.mark.parametrize(
+    ("implementation", "first"),
+    [(AutoHTTPProtocol, VERSION), (H11Protocol, VERSION), (H11Protocol, LAST)],  # httptools drops what is behind `LAST`
+    ids=["httptools", "h11", "h11, close"],
+)
 def test_little_is_held_of_what_a_client_sends_behind_the_request_being_answered(
-    implementation: type, monkeypatch: pytest.MonkeyPatch
+    implementation: type, first: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
     monkeypatch.setattr(lookout, "SECONDS_BETWEEN_LOOKOUTS", 0.001)
@@ -736,7 +740,7 @@ def test_little_is_held_of_what_a_client_sends_behind_the_request_being_answered
 
     monkeypatch.setattr(lookout, "has_left", look)
     server = make_server(answer_at_last, ApiSettings())
-    with run(server) as port, connected(port, VERSION) as connection:
+    with run(server) as port, connected(port, first) as connection:
         assert has_begun.wait(PATIENCE)
         [protocol] = cast(list[Any], server.server_state.connections)
         connection.sendall(ask("/behind", b"", length=20_000_000))
@@ -745,6 +749,33 @@ def test_little_is_held_of_what_a_client_sends_behind_the_request_being_answered
         last_look = num_looks + 100
         await_true(lambda: send_more() >= 2 * MAX_WAITING_BYTES or num_looks > last_look)
         assert send_more() < 2 * MAX_WAITING_BYTES
+
+
+@pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
+@pytest.mark.parametrize("behind", [b"\r\n", VERSION], ids=["empty line", "request"])
+def test_what_comes_behind_the_last_request_does_not_spoil_its_answer(
+    behind: bytes, implementation: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
+    has_begun, was_sent = threading.Event(), threading.Event()
+
+    async def answer_once_it_came(scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun.set()
+        await asyncio.to_thread(was_sent.wait, PATIENCE)
+        connection = protocol.transport.get_extra_info("socket")
+        while select.select([connection], [], [], 0)[0]:
+            await asyncio.sleep(0.001)
+        await tell_some(scope, receive, send)
+
+    server = make_server(answer_once_it_came, ApiSettings())
+    with run(server) as port, connected(port, LAST) as connection:
+        assert has_begun.wait(PATIENCE)
+        [protocol] = cast(list[Any], server.server_state.connections)
+        connection.sendall(behind)
+        was_sent.set()
+        head, _, content = read_to_end(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    assert content == b"x" * 30_000
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])

@@ -186,6 +186,10 @@ class SlowClientLimits(Lookout):
         """Answer something that is not even a request, and close; only once, as what follows is invalid too."""
         if self.transport.is_closing():
             return
+        if not self.recognizes_bodies and self._is_answering and not self.cycle.more_body:
+            # Behind the connection's last request h11 takes anything for invalid, even an empty line. It stays unread.
+            self.flow.pause_reading()
+            return
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.close()  # a refusal within an answer would be taken for a part of it
             return
