@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from functools import partial
 from typing import Any
 from weakref import ref
@@ -169,7 +170,8 @@ class DirectBodyProtocol(SlowClientLimits, Connection):
             self.transport.close()
             return
         if self.transport.can_write_eof():
-            self.transport.write_eof()
+            with suppress(OSError):  # what was just written may have found that the client left
+                self.transport.write_eof()
         self.flow.is_held = False
         self.flow.resume_reading()
         self._to_ask.stop()
