@@ -66,6 +66,10 @@ class Invalid:
 class Session:
     asked: list[Asked] = field(default_factory=list)
     invalid: Invalid | None = None
+    # Sends all its valid requests in one piece.
+    is_at_once: bool = False
+    # What it sends once its last request is being answered, and what needs no answer.
+    behind: bytes = b""
     # What the client does when it has all answers: `finish` (waits for the end), `keep` (leaves), `drop` (resets); or
     # when it has sent everything, or in the middle: `fin`, `reset`, `leave`.
     ending: str = "finish"

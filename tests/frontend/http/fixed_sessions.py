@@ -10,7 +10,7 @@ from tests.frontend.http.drawn_sessions import TRAILERS, UPGRADES, Asked, Invali
 BODY = Random(0).randbytes(4 * MIN_DIRECT_BYTES)
 # Of answers that neither the kernel's narrow buffers nor the server's hold.
 LARGE = 120_000
-# Some lookouts of the server.
+# Some of `ClosingTransport`'s looks, at which a client that pauses must not be taken for one that has read everything.
 PAUSE_SECONDS = 0.1
 
 
@@ -24,20 +24,13 @@ def _ask(
     mode: str = "collected",
     version: str = "1.1",
     expects: bool = False,
+    answers_last: bool = False,
 ) -> Asked:
     length = [f"Content-Length: {len(body)}"] if sent_body is None else ["Transfer-Encoding: chunked"]
-    head = head_of(*length, *headers, first=f"POST /{mode}/{name}/{size}/{num_pieces} HTTP/{version}")
-    closes = version == "1.0" or "Connection: close" in headers
+    path = f"/{mode}/{name}/{size}/{num_pieces}{'/close' * answers_last}"
+    head = head_of(*length, *headers, first=f"POST {path} HTTP/{version}")
+    closes = version == "1.0" or "Connection: close" in headers or answers_last
     return Asked(name, mode, "POST", body, head, body if sent_body is None else sent_body, size, expects, closes)
-
-
-def _at_once(asked: list[Asked]) -> list[Asked]:
-    """Let them arrive in one piece."""
-    asked[0].head = b"".join(each.head + each.sent_body for each in asked)
-    asked[0].sent_body = b""
-    for each in asked[1:]:
-        each.head = each.sent_body = b""
-    return asked
 
 
 def _many(num_requests: int) -> list[Asked]:
@@ -63,19 +56,19 @@ def body_awaited_with_100_continue() -> Session:
 def trailers() -> Session:
     chunked = b"5\r\nhello\r\n0\r\n" + TRAILERS[1] + b"\r\n"
     asked = [_ask(mode, body=b"hello", sent_body=chunked, mode=mode) for mode in ("collected", "received")]
-    return Session(_at_once(asked), ending="keep")
+    return Session(asked, is_at_once=True, ending="keep")
 
 
 def upgrade_with_a_body() -> Session:
     upgrade = [_ask(f"{number}", UPGRADES[number].strip(), body=BODY[:50]) for number in range(2)]
-    return Session([*_at_once(upgrade), _ask("behind")], ending="keep")
+    return Session([*upgrade, _ask("behind")], is_at_once=True, ending="keep")
 
 
 # Pipelining
 
 
 def more_requests_at_once_than_may_wait() -> Session:
-    return Session(_at_once(_many(2 * MAX_PIPELINED)), ending="keep")
+    return Session(_many(2 * MAX_PIPELINED), is_at_once=True, ending="keep")
 
 
 def refusal_behind_answers() -> Session:
@@ -95,7 +88,7 @@ def client_leaves_while_requests_wait() -> Session:
 
 
 def client_resets_while_many_requests_wait() -> Session:
-    return Session(_at_once([_ask("held", mode="held"), *_many(2 * MAX_PIPELINED)]), ending="reset")
+    return Session([_ask("held", mode="held"), *_many(2 * MAX_PIPELINED)], is_at_once=True, ending="reset")
 
 
 def client_ends_while_a_body_waits() -> Session:
@@ -125,9 +118,12 @@ def huge_last_answer() -> Session:
 
 
 def end_asked_for_by_the_app() -> Session:
-    asked = _ask("last", size=LARGE)
-    asked.head, asked.closes = asked.head.replace(b"/0 HTTP", b"/0/close HTTP"), True
-    return Session([asked], is_narrow=True)
+    return Session([_ask("last", size=LARGE, answers_last=True)], is_narrow=True)
+
+
+def empty_line_behind_the_last_request() -> Session:
+    asked = _ask("last", "Connection: close", size=LARGE, num_pieces=30)
+    return Session([asked], behind=b"\r\n", is_narrow=True, pause_seconds=PAUSE_SECONDS)
 
 
 def answer_before_the_body() -> Session:
@@ -149,7 +145,7 @@ def client_resets_when_idle() -> Session:
 def client_resets_among_answers() -> Session:
     """Each iteration of the server's event loop answers one, even the one in which it sees the reset."""
     asked = [_ask(f"{number}", size=0, mode="unread") for number in range(400)]
-    return Session(_at_once(asked), ending="reset", is_answered_first=True)
+    return Session(asked, is_at_once=True, ending="reset", is_answered_first=True)
 
 
 # Refusals
@@ -177,7 +173,7 @@ def too_long_headers() -> Session:
 
 
 def too_long_headers_in_pieces() -> Session:
-    """They never end, and are more than is read at once, of which what follows the request before is not counted."""
+    """They never end. What the server reads together with the request before them it does not count, but all else."""
     invalid = Invalid(head_of("X: " + "a" * 10 * MAX_HEADER_BYTES)[:-4], is_disputed=True)
     return Session(_many(1), invalid, pieces=(MAX_HEADER_BYTES // 2,))
 
@@ -203,6 +199,7 @@ FIXED: tuple[Callable[[], Session], ...] = (
     more_requests_at_once_than_may_wait,
     old_client,
     end_asked_for_by_the_app,
+    empty_line_behind_the_last_request,
     request_behind_the_last_answer,
     client_resets_when_idle,
     client_resets_among_answers,

@@ -42,6 +42,8 @@ class FuzzedServer:
     def __init__(self, *, loop: str = "asyncio", is_tls: bool = False, has_h11: bool = False) -> None:
         """With `has_h11`, the caller has replaced uvicorn's protocol by h11's."""
         self.is_tls, self.has_h11 = is_tls, has_h11
+        # Once told to close, asyncio's TLS takes whatever arrives for a fault, and drops the rest of the answer.
+        self.may_get_more_when_closing = not (is_tls and loop == "asyncio")
         certificate = str(PEM) if is_tls else None
         # Longer than it is waited for what is left, so that a timer of such a limit is seen.
         limit = 10 * PATIENCE
@@ -187,12 +189,13 @@ class _Player:
     async def _send(self, judging: "asyncio.Task[None]") -> None:
         session = self._session
         try:
-            for each in session.asked:
-                # h11 refuses empty lines before a request.
-                await self._send_in_pieces(each.head.lstrip() if self._server.has_h11 else each.head)
-                if each.expects and session.is_patient and each.sent_body and session.cut is None:
-                    await self._begun[each.name].wait()
-                await self._send_in_pieces(each.sent_body)
+            if session.is_at_once:
+                await self._send_in_pieces(b"".join(each.head + each.sent_body for each in session.asked))
+            else:
+                await self._send_one_by_one()
+            if session.behind and self._server.may_get_more_when_closing:
+                await self._begun[session.asked[-1].name].wait()
+                await self._send_in_pieces(session.behind)
             if session.invalid is not None:
                 await self._send_invalid(session.invalid)
         except _CutError:
@@ -208,6 +211,15 @@ class _Player:
                 await self._connection.end_sending()
         elif not session.is_judged_whole:
             judging.cancel()
+
+    async def _send_one_by_one(self) -> None:
+        session = self._session
+        for each in session.asked:
+            # h11 refuses empty lines before a request.
+            await self._send_in_pieces(each.head.lstrip() if self._server.has_h11 else each.head)
+            if each.expects and session.is_patient and each.sent_body and session.cut is None:
+                await self._begun[each.name].wait()
+            await self._send_in_pieces(each.sent_body)
 
     async def _send_invalid(self, invalid: Invalid) -> None:
         await self._send_in_pieces(invalid.sent)
@@ -286,10 +298,13 @@ class _Player:
             raise WrongAnswerError(f"{asked.name}: the body was read wrongly")
         if asked.is_old and b"transfer-encoding" in headers:
             raise WrongAnswerError(f"{asked.name}: chunks for a client of HTTP/1.0")
+        await self._check_content(asked, headers)
+        self.num_answers += 1
+
+    async def _check_content(self, asked: Asked, headers: dict[bytes, bytes]) -> None:
         content = await self._read_content(asked, headers)
         if content != (b"" if asked.method == "HEAD" else content_of(asked.name, asked.digest, asked.size)):
             raise WrongAnswerError(f"{asked.name}: {len(content)} of {asked.size} bytes")
-        self.num_answers += 1
 
     async def _read_content(self, asked: Asked, headers: dict[bytes, bytes]) -> bytes:
         connection, content = self._connection, bytearray()
@@ -320,14 +335,17 @@ class _Player:
             self._begun[asked.name].set()
             if headers[b"x-name"].decode() != asked.name:
                 raise WrongAnswerError(f"{asked.name}: {headers}")
-            await self._read_content(asked, headers)
-            if self._server.is_tls and (asked.closes or not invalid.rest):
+            await self._check_content(asked, headers)
+            if self._server.is_tls and asked.closes:  # no refusal follows, and no end before the client's
+                await self._read_end(is_early=True)
                 return
             try:
                 status, headers = await self._read_head()
             except (ConnectionError, asyncio.IncompleteReadError) as error:
                 if isinstance(error, asyncio.IncompleteReadError) and error.partial:
                     raise WrongAnswerError(error.partial) from error
+                if not (self._server.has_h11 or asked.closes):
+                    raise WrongAnswerError(f"{asked.name}: no refusal follows its answer") from error
                 return
         if not 400 <= status < 500 or headers[b"connection"] != b"close":
             raise WrongAnswerError(f"what is invalid is answered with {status} {headers}")

@@ -26,3 +26,4 @@ def test_each_request_gets_its_own_answer_and_nothing_is_left(
     counts = fuzz(FuzzedServer(**options), seed=0, numbers=range(num_sessions * LONG_FACTOR))
     assert counts["answers"]
     assert counts["refusals"]
+    assert counts["ends"]
