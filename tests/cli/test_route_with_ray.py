@@ -88,8 +88,9 @@ def test_servers_that_are_killed_are_started_again_and_the_flags_are_theirs(clus
         (["--ray", "0"], "--ray: must be at least 1, not 0"),
         (["--ray", "1", "--replica", "http://a"], "--replica: cannot be given with --ray"),
         (["--ray", "1", "--", "--port", "1"], "--port: is the router's"),
-        (["--replica", "http://a", "--", "model"], "--ray: is needed"),
-        (["--replica", "http://a", "--ray-address", "auto"], "--ray: is needed"),
+        (["--ray", "1", "--ray-address", "127.0.0.1:1"], "--ray-address: cannot connect to 127.0.0.1:1"),
+        (["--replica", "http://a", "stray"], "--ray: is needed if servers are to be started (stray)"),
+        (["--replica", "http://a", "--ray-address", "auto"], "--ray: is needed if servers are to be started (auto)"),
     ],
 )
 def test_flags_without_sense_are_refused_in_one_line(

@@ -10,8 +10,9 @@ pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
 from ray.exceptions import ActorUnavailableError, RayTaskError
 
+from keepsight.errors import InvalidArgumentError
 from keepsight.scaleout import ray_servers
-from keepsight.scaleout.ray_servers import RayServers
+from keepsight.scaleout.ray_servers import RayServers, ray_cluster
 from keepsight.scaleout.replicas import Replicas
 
 
@@ -131,3 +132,24 @@ def test_an_actor_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> No
     story, is_given_up = run([Actor([failure] * 3, [])], lambda _, servers: servers.are_given_up)
     assert (story, is_given_up) == ([], True)
     assert "a server's actor failed: " in caplog.text
+
+
+def test_a_server_that_finds_no_place_is_named_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ray_servers, "PLACING_SECONDS", 0)
+    run([Actor([], []), Actor(["http://b:1"], [])], lambda replicas, _: len(replicas.all) == 1 and bool(caplog.text))
+    assert "the cluster has no room for a server" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("ray://127.0.0.1:10001", "must be that of the cluster itself"),
+        ("127.0.0.1:1", "cannot connect to 127.0.0.1:1: "),
+        ("127.0.0.1:99999", "cannot connect to 127.0.0.1:99999: "),
+    ],
+)
+def test_an_address_without_a_cluster_is_refused_at_once(address: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^--ray-address: {message}"), ray_cluster(address):
+        pass

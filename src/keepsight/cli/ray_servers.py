@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from keepsight.scaleout.ray_servers import RayServers
 
 # The router decides these, and speaks TLS itself.
-_OWN_FLAGS = ("--host", "--port", "--ssl-certfile")
+_OWN_FLAGS = ("--host", "--port", "--ssl-certfile", "--shutdown-timeout")
 # Of the router's environment, which the servers get: keys should not be in command lines.
 _VARIABLES = (KEY_VARIABLE, ADMIN_KEY_VARIABLE, "OMP_NUM_THREADS")
 
@@ -39,8 +39,8 @@ def add_ray_arguments(parser: argparse.ArgumentParser) -> None:
 def ray_servers(arguments: argparse.Namespace) -> Iterator["RayServers | None"]:
     """Begin to start the servers, and end them on leaving; None without `--ray`."""
     if arguments.ray is None:
-        if arguments.serve or arguments.ray_address is not None:
-            raise InvalidArgumentError("--ray", "is needed for servers to be started")
+        if words := [*arguments.serve, *filter(None, [arguments.ray_address])]:
+            raise InvalidArgumentError("--ray", f"is needed if servers are to be started ({' '.join(words)})")
         yield None
         return
     if arguments.ray < 1:
@@ -48,14 +48,16 @@ def ray_servers(arguments: argparse.Namespace) -> Iterator["RayServers | None"]:
     num_gpus = _read_serve(arguments.serve).data_parallel_size
     variables = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     try:
-        from keepsight.scaleout.ray_servers import RayServers, start_actors, stop_actors
+        from keepsight.scaleout.ray_servers import RayServers, place_actors, ray_cluster
     except ModuleNotFoundError as error:
         raise ServerStartError(f"--ray: {error.name} is not installed (pip install 'keepsight[ray]')") from error
-    actors = start_actors(arguments.ray, arguments.ray_address, arguments.serve, variables, num_gpus)
-    try:
-        yield RayServers(actors)
-    finally:
-        stop_actors(actors, arguments.shutdown_timeout)
+    words = [*arguments.serve, "--shutdown-timeout", str(arguments.shutdown_timeout)]
+    with ray_cluster(arguments.ray_address):
+        servers = RayServers(place_actors(arguments.ray, words, variables, num_gpus))
+        try:
+            yield servers
+        finally:
+            servers.stop(arguments.shutdown_timeout)
 
 
 def _read_serve(words: Sequence[str]) -> argparse.Namespace:

@@ -117,4 +117,8 @@ def _run_until_signal(server: FairAcceptServer, listener: socket.socket) -> int:
             signal.signal(number, end)
     # It handles the first two itself, and raises them again once it has ended.
     server.run(sockets=[listener])
+    # Whoever sends another does not want to wait for the rest.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) == end:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     return INTERRUPTED if signal.SIGINT in received else 0

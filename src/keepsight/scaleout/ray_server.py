@@ -14,14 +14,19 @@ import ray
 
 from keepsight.program_identity import PYTHON
 
+# Of the environment, which servers would take for the user's wish: Ray sets the first to the number of reserved cores,
+# and the second is the router's.
+_NOT_THEIRS = ("OMP_NUM_THREADS", "KEEPSIGHT_SSL_KEYFILE_PASSWORD")
+# For a server to end by itself after its running answers.
+GOODBYE_SECONDS = 15.0
+
 
 class RayServer:
     """The actor. Each of its methods may run while another waits."""
 
     def __init__(self, arguments: Sequence[str], variables: Mapping[str, str]) -> None:
         """`arguments`: of `keepsight serve`. `variables`: those of its environment that the node does not decide."""
-        # Ray sets it to the number of reserved cores, and a server would believe it to be the user's wish.
-        environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
         self._arguments, self._environment = arguments, environment | dict(variables)
         self._process: subprocess.Popen[bytes] | None = None
         self._address = ""
@@ -42,12 +47,12 @@ class RayServer:
         return self._process.wait()
 
     def stop(self, seconds: float) -> None:
-        """End the server; running answers may finish meanwhile."""
+        """End the server. `seconds`: that it gives running answers to finish."""
         if self._process is None:
             return
         self._process.send_signal(signal.SIGTERM)
         try:
-            self._process.wait(seconds)
+            self._process.wait(seconds + GOODBYE_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
 
