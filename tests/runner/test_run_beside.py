@@ -1,9 +1,9 @@
 """Jobs in parts: urgent jobs and closing wait for one part at most; each job is reported once."""
 
-import sys
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import pytest
 
@@ -196,21 +196,34 @@ def test_a_far_smaller_job_takes_turns_with_one_that_was_begun_before(story: Sto
     assert done == ["large0", "large1", "small0", "large2", "small1", "large3", "alike0"]
 
 
-def test_jobs_may_be_begun_while_others_end() -> None:
-    interval, finished = sys.getswitchinterval(), threading.Semaphore(0)
-    sys.setswitchinterval(1e-6)
-    thread: BesideThread[int] = BesideThread(nullcontext, lambda: None, lambda: None, lambda: None, finished.release)
-    try:
-        for number in range(20_000):
-            thread.begin(at_once(number), size=number % 7 + 1)
-        for _ in range(20_000):
-            assert finished.acquire(timeout=WAIT_SECONDS)
-        assert sorted(thread.take_finished()) == [*range(20_000)]
-    finally:
-        sys.setswitchinterval(interval)
-        thread.close()
+class Compared(Generator[None, None, str]):
+    """A job that calls a function when it is compared with another."""
+
+    def __init__(self, job: Generator[None, None, str], on_comparison: Callable[[], None]) -> None:
+        self._job, self._on_comparison = job, on_comparison
+
+    def send(self, value: None) -> None:
+        self._job.send(value)
+
+    def throw(self, *error: Any) -> None:
+        self._job.throw(*error)
+
+    def __eq__(self, other: object) -> bool:
+        self._on_comparison()
+        return self is other
 
 
-def at_once(number: int) -> Generator[None, None, int]:
-    yield from ()
-    return number
+def test_jobs_may_be_begun_while_others_end(story: Story) -> None:
+    """Without the lock, the queue would change while the job that has ended is looked for in it."""
+    beginning = threading.Thread(target=lambda: story.thread.begin(story.job("late", 1)))
+
+    def begin_another() -> None:
+        beginning.start()
+        beginning.join(0.2)
+
+    story.thread.begin(Compared(story.job("large", 2), begin_another), size=4)
+    story.thread.begin(story.job("small", 1), size=1)
+    story.go_on(4)
+    story.await_finished(3)
+    beginning.join()
+    assert list(story.thread.take_finished()) == ["small", "large", "late"]
