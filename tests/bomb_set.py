@@ -28,7 +28,7 @@ from tests.drawn import draw, to_data_url, to_png
 from tests.frontend.picture_server import Answer, Asked, PictureServer, picture_server, response
 from tests.frontend.sample_pictures import encode, random_picture
 from tests.real_server import RealServer, real_server
-from tests.test_media_intake import BOMBS, PACKED_ZEROS, endless_gif, png_of
+from tests.test_media_intake import BOMBS, endless_gif, packed_zeros, png_of
 
 INTERNET, INSIDE = "127.0.0.2", "127.0.0.1"
 REBOUND_HOST = "rebound.example"
@@ -86,13 +86,13 @@ def at_the_limit(seed: int = 0) -> bytes:
 def cases(origin: PictureServer) -> Iterator[Case]:
     whole = random_picture("RGB", (500, 400), 1)
     codes = {name: ((error.status, error.code),) for name, (_, error) in BOMBS.items()}
-    for name, (content, _) in BOMBS.items():
-        yield Case(name, partial(chat, to_data_url(content)), codes[name])
+    for name, (make, _) in BOMBS.items():
+        yield Case(name, partial(chat, to_data_url(make())), codes[name])
     for kind in ("PNG", "JPEG", "WEBP", "GIF", "TIFF"):
         bytes_of_it = encode(whole, kind)
         cut = to_data_url(bytes_of_it[: len(bytes_of_it) // 2])
         yield Case(f"half a {kind}", partial(chat, cut), codes["truncated"])
-    more = png_of(16, 16, (b"IDAT", PACKED_ZEROS))
+    more = png_of(16, 16, (b"IDAT", packed_zeros()))
     yield Case("more packed than the header says", lambda: chat(to_data_url(more)), ((200, None), *codes["truncated"]))
     yield Case("as large as may be", lambda: chat(to_data_url(at_the_limit())), ((200, None),), DECODING_MIB)
     yield Case(

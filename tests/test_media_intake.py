@@ -4,7 +4,8 @@ import asyncio
 import json
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -95,30 +96,38 @@ def _with_segments(segment: bytes) -> bytes:
     return whole[:2] + segment * (2**20 // len(segment)) + whole[2:]
 
 
-PACKED_MEBIBYTE = zlib.compress(bytes(2**20), 9)
-PACKED_ZEROS = zlib.compress(bytes(200_000_000), 9)
-BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
-    "giant": (png_of(2**31 - 1, 2**31 - 1), PictureTooLargeError),
-    "giant JPEG": (giant_jpeg(), PictureTooLargeError),
-    "giant when packed out": (png_of(8001, 8000, (b"IDAT", PACKED_ZEROS)), PictureTooLargeError),
-    "text that packs out": (png_of(4, 4, (b"zTXt", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),
-    "profile that packs out": (png_of(4, 4, (b"iCCP", b"a\0\0" + PACKED_ZEROS)), UnreadablePictureError),
-    "nothing in it": (png_of(100, 100), UnreadablePictureError),
-    "animated": (endless_gif(), UnsupportedPictureError),
-    "truncated": (to_png(draw(1).picture)[:300], UnreadablePictureError),
-    "a page": (b"<html>not found</html>", UnreadablePictureError),
-    "EXIF again and again": (_with_segments(b"\xff\xe1\0\x12Exif\0\0" + bytes(10)), UnreadablePictureError),
-    "empty segments": (_with_segments(b"\xff\xef\0\2"), UnreadablePictureError),
-    "fill bytes": (_with_segments(b"\xff"), UnreadablePictureError),
-    "empty chunks": (png_of(4, 4, *[(b"abCd", b"")] * 2**16), UnreadablePictureError),
-    "profiles that pack out": (png_of(4, 4, *[(b"iCCP", b"a\0\0" + PACKED_MEBIBYTE)] * 1000), UnreadablePictureError),
-    "a comment without end": (b"P6 #" + b"a" * 2**20 + b"\n4 4 255\n" + bytes(48), UnreadablePictureError),
+@cache
+def packed_zeros(num_bytes: int = 200_000_000) -> bytes:
+    return zlib.compress(bytes(num_bytes), 9)
+
+
+# Made when they are needed, as every worker imports this.
+BOMBS: dict[str, tuple[Callable[[], bytes], type[PictureError]]] = {
+    "giant": (lambda: png_of(2**31 - 1, 2**31 - 1), PictureTooLargeError),
+    "giant JPEG": (giant_jpeg, PictureTooLargeError),
+    "giant when packed out": (lambda: png_of(8001, 8000, (b"IDAT", packed_zeros())), PictureTooLargeError),
+    "text that packs out": (lambda: png_of(4, 4, (b"zTXt", b"a\0\0" + packed_zeros())), UnreadablePictureError),
+    "profile that packs out": (lambda: png_of(4, 4, (b"iCCP", b"a\0\0" + packed_zeros())), UnreadablePictureError),
+    "nothing in it": (lambda: png_of(100, 100), UnreadablePictureError),
+    "animated": (endless_gif, UnsupportedPictureError),
+    "truncated": (lambda: to_png(draw(1).picture)[:300], UnreadablePictureError),
+    "a page": (lambda: b"<html>not found</html>", UnreadablePictureError),
+    "EXIF again and again": (lambda: _with_segments(b"\xff\xe1\0\x12Exif\0\0" + bytes(10)), UnreadablePictureError),
+    "empty segments": (lambda: _with_segments(b"\xff\xef\0\2"), UnreadablePictureError),
+    "fill bytes": (lambda: _with_segments(b"\xff"), UnreadablePictureError),
+    "empty chunks": (lambda: png_of(4, 4, *[(b"abCd", b"")] * 2**16), UnreadablePictureError),
+    "profiles that pack out": (
+        lambda: png_of(4, 4, *[(b"iCCP", b"a\0\0" + packed_zeros(2**20))] * 1000),
+        UnreadablePictureError,
+    ),
+    "a comment without end": (lambda: b"P6 #" + b"a" * 2**20 + b"\n4 4 255\n" + bytes(48), UnreadablePictureError),
 }
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_hostile_files_are_refused_from_any_source(llm: LLM, server: PictureServer, folder: Path, name: str) -> None:
-    content, error = BOMBS[name]
+    make, error = BOMBS[name]
+    content = make()
     (folder / "bomb").write_bytes(content)
     places = [to_data_url(content), server.serve(f"/bomb/{name.replace(' ', '-')}", response(content))]
     for url in (*places, (folder / "bomb").as_uri()):
