@@ -41,6 +41,7 @@ DTYPES = [torch.float32, torch.float16]
 MAX_SHARED_BYTES = 99 * 1024
 # Compute capabilities: few use float32 on a newer one, and to compile for it takes as long as to test the kernels.
 GPUS = {"bf16": (80, 90), "fp32": (80,)}
+NUM_BYTES = {"bf16": 2, "fp32": 4}
 # Of functions that kernels call.
 _seen_modules: set[str] = set()
 COMPILE = """
@@ -49,12 +50,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-for module, name, types, constants in json.loads(sys.argv[1]):
+for (module, name, types, constants), capabilities in json.loads(sys.argv[1]):
     kernel = getattr(importlib.import_module(f"keepsight.models.{module}"), name)
     options = {each: constants.pop(each) for each in ("num_stages", "num_warps") if each in constants}
     aligned = {(kernel.arg_names.index(each),): [["tt.divisibility", 16]] for each in types if types[each][0] == "*"}
     source = ASTSource(kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
-    for capability in json.loads(sys.argv[2]):
+    for capability in capabilities:
         print(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared)
 """
 
@@ -112,12 +113,13 @@ def simple_kernels_by_torch() -> Iterator[pytest.MonkeyPatch]:
         yield monkeypatch
 
 
-def shared_bytes_of(kernels: list[Kernel], number: str) -> list[int]:
-    """Return the shared memory of each kernel for numbers of this kind, compiled for the GPUs that use them."""
+def shared_bytes_of(kernels: dict[str, list[Kernel]]) -> list[int]:
+    """Return the shared memory of the kernels for each kind of number, compiled for the GPUs that use them."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, json.dumps(kernels), json.dumps(GPUS[number])]
+    jobs = [(kernel, GPUS[number]) for number, of_number in kernels.items() for kernel in of_number]
+    command = [sys.executable, "-c", COMPILE, json.dumps(jobs)]
     compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert compiled.returncode == 0, compiled.stderr
     shared = list(map(int, compiled.stdout.split()))
-    assert len(shared) == len(GPUS[number]) * len(kernels)
+    assert len(shared) == sum(len(capabilities) for _, capabilities in jobs)
     return shared

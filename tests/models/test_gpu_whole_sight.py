@@ -14,6 +14,7 @@ from tests.models.gpu_kernels_here import (
     DEVICE,
     DTYPES,
     MAX_SHARED_BYTES,
+    NUM_BYTES,
     Kernel,
     gpu_kernels,
     gpu_whole_sight,
@@ -158,8 +159,7 @@ def test_a_layer_of_a_tower_is_the_same_with_the_kernels(windows: Sequence[Windo
 # Real GPUs ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
-def test_the_kernels_are_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
+def kernels_of(number: str, num_bytes: int) -> list[Kernel]:
     types = {"attended": f"*{number}", "heads": f"*{number}", "scale": "fp32"}
     types |= dict.fromkeys(("patches", "first", "size"), "i32")
     kernels = [
@@ -169,5 +169,12 @@ def test_the_kernels_are_compiled_for_gpus_that_are_not_here(number: str, num_by
     ]
     types = {"heads": f"*{number}", "projected": f"*{number}", "cos": "*fp32", "sin": "*fp32", "numbers": "i32"}
     sizes = {"HEADS": 16, "DIM": 72, "AT_ONCE": 4, "NUMBERS": gpu_whole_sight.PLACED_AT_ONCE}
-    kernels += [Kernel("gpu_whole_sight", "_place_patches", types, sizes | {"ROTATES": each}) for each in (True, False)]
-    assert max(shared_bytes_of(kernels, number)) <= MAX_SHARED_BYTES
+    return [
+        *kernels,
+        *(Kernel("gpu_whole_sight", "_place_patches", types, sizes | {"ROTATES": each}) for each in (True, False)),
+    ]
+
+
+def test_the_kernels_are_compiled_for_gpus_that_are_not_here() -> None:
+    kernels = {number: kernels_of(number, num_bytes) for number, num_bytes in NUM_BYTES.items()}
+    assert max(shared_bytes_of(kernels)) <= MAX_SHARED_BYTES
