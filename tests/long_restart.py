@@ -1,6 +1,6 @@
 """Ask about many pictures, kill the server, restart it: nothing is decoded or encoded again, and answers are equal.
 
-First from a disk tier; then from a Redis server, which is killed while a third server answers from it.
+First from a disk tier; then from a Redis server, which is killed while the second server answers from it.
 
 python -m tests.long_restart [--pictures 200]
 """

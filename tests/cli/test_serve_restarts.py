@@ -1,7 +1,8 @@
 """After kill -9, the next server reuses the first one's results from a disk or Redis tier; nothing is recomputed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,39 +42,46 @@ def answers_of(port: int, pictures: Sequence[Drawn], at_once: int = 1) -> list[s
         return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), conversations))
 
 
-def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pictures: Sequence[Drawn]) -> list[str]:
-    """Ask about all pictures, kill the server, and ask the next one, which finds everything in the tier."""
-    options = (*options, "--media-workers", "1")
-    with serving(folder / "first", *options) as (process, port):
-        first = answers_of(port, pictures)
-        wait_until_written(tier, len(pictures))
-        assert wait_for_hits(port, tier.name, 0)["num_hits"] == 0
-        assert num_kept_pixels(process.pid) == len(pictures)
-        process.kill()
-    with serving(folder / "second", *options) as (process, port):
-        assert answers_of(port, pictures) == first
-        # The tier supplied each embedding, so no picture was encoded and no pixels were needed.
-        found = wait_for_hits(port, tier.name, len(pictures))
-        assert (found["num_hits"], len(tier.list_sizes()), found["status"]) == (len(pictures), len(pictures), "ok")
-        assert num_kept_pixels(process.pid) == 0
+def answer_first(supervisor: int, port: int, tier: DiskTier | RedisTier, pictures: Sequence[Drawn]) -> list[str]:
+    """Ask a server about pictures that are new to it and to the tier."""
+    first = answers_of(port, pictures)
+    wait_until_written(tier, len(pictures))
+    assert wait_for_hits(port, tier.name, 0)["num_hits"] == 0
+    assert num_kept_pixels(supervisor) == len(pictures)
     return first
 
 
+def check_all_is_found(supervisor: int, port: int, tier: DiskTier | RedisTier, num_pictures: int) -> None:
+    """Check that the tier supplied each embedding, so no picture was encoded and no pixels were needed."""
+    found = wait_for_hits(port, tier.name, num_pictures)
+    assert (found["num_hits"], found["status"]) == (num_pictures, "ok")
+    assert num_kept_pixels(supervisor) == 0
+
+
 def restart_from_disk(folder: Path, pictures: Sequence[Drawn]) -> None:
+    """Ask about all pictures, kill the server, and ask the next one, which finds everything on the disk."""
     directory, max_bytes = folder / "cache", 2**30
-    options = ("--encoder-disk-cache", f"{directory}:{max_bytes}")
-    restart(folder, DiskTier(directory, max_bytes), options, pictures)
+    tier, options = DiskTier(directory, max_bytes), ("--encoder-disk-cache", f"{directory}:{max_bytes}")
+    with serving(folder / "first", *options) as (process, port):
+        first = answer_first(process.pid, port, tier, pictures)
+        process.kill()
+    with serving(folder / "second", *options) as (process, port):
+        assert answers_of(port, pictures) == first
+        check_all_is_found(process.pid, port, tier, len(pictures))
+        assert len(tier.list_sizes()) == len(pictures)
 
 
 def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
-    """Run two servers in sequence; then a third, whose Redis is killed while it answers."""
+    """Run two servers in sequence; the second's Redis is killed while it answers."""
     with real_server() as (url, redis):
-        tier, options = RedisTier(url), ("--encoder-remote-cache", url)
-        first = restart(folder, tier, options, pictures)
-        with serving(folder / "third", *options) as (_, port), ThreadPoolExecutor(1) as thread:
-            some = len(pictures) // 4
+        tier, options, some = RedisTier(url), ("--encoder-remote-cache", url), len(pictures) // 4
+        with serving(folder / "first", *options) as (process, port):
+            first = answer_first(process.pid, port, tier, pictures)
+            process.kill()
+        with serving(folder / "second", *options) as (process, port), ThreadPoolExecutor(1) as thread:
             assert answers_of(port, pictures[:some]) == first[:some]
-            wait_for_hits(port, tier.name, some)
+            check_all_is_found(process.pid, port, tier, some)
+            assert len(tier.list_sizes()) == len(pictures)
             answers = thread.submit(answers_of, port, pictures[some:], 4)
             redis.kill()
             assert answers.result() == first[some:]
@@ -83,28 +91,6 @@ def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
 def num_kept_pixels(supervisor_pid: int) -> int:
     """Return the number of entries in the shared processor cache: one for each decoded picture."""
     return len(list((run_directory_of(supervisor_pid) / "pixels").iterdir()))
-
-
-def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> None:
-    restart_from_disk(tmp_path, [draw(seed) for seed in range(4)])
-
-
-def test_after_kill_9_a_conversation_continues_from_the_prefix_disk_cache(tmp_path: Path) -> None:
-    """Keys and values come from the disk, so the picture is not needed."""
-    tier, pictures = DiskTier(tmp_path / "cache", 2**30), [draw(seed) for seed in range(3)]
-    options = ("--prefix-disk-cache", f"{tmp_path}/cache:1G", "--media-workers", "1")
-    questions = [ask(by_url(each.picture), "What is in the picture? " * 20) for each in pictures]
-    answers = []
-    for name, fewest, most in (("first", 0, 16), ("second", 128, 256)):
-        with serving(tmp_path / name, *options) as (process, port), connect(port) as client:
-            before = [complete(client, messages, max_tokens=8) for messages in questions]
-            answers.append([each.choices[0].message.content for each in before])
-            cached = [each.usage.prompt_tokens_details.cached_tokens for each in before]
-            assert all(fewest <= count <= most for count in cached), cached
-            wait_until(lambda: len(tier.list_sizes()) >= 2 * len(pictures))
-            assert num_kept_pixels(process.pid) == (len(pictures) if name == "first" else 0)
-            process.kill()
-    assert answers[0] == answers[1]
 
 
 def upload(port: int, drawn: Drawn, **query: Any) -> dict[str, Any]:
@@ -127,22 +113,69 @@ def find(port: int, drawn: Drawn, **query: Any) -> dict[str, Any]:
     return told[-1]
 
 
-def test_after_kill_9_an_upload_is_said_to_be_on_disk_before_any_request(tmp_path: Path) -> None:
-    options, tier = ("--encoder-disk-cache", f"{tmp_path}/cache:1G"), DiskTier(tmp_path / "cache", 2**30)
-    known, unknown = draw(1), draw(2)
-    with serving(tmp_path / "first", *options) as (process, port):
-        tiers = find(port, known, warm=True)
+@dataclass(frozen=True)
+class Restarted:
+    """The second of two servers with the same folder, and what the first had answered when it was killed."""
+
+    supervisor: int
+    port: int
+    tier: DiskTier
+    answers: list[str]
+
+    def num_hits(self) -> int:
+        return int(tiers_of(self.port)["disk"]["num_hits"])
+
+
+ASKED, UPLOADED, UNKNOWN = [draw(seed) for seed in range(4)], draw(20), draw(21)
+
+
+@pytest.fixture(scope="module")
+def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
+    folder = tmp_path_factory.mktemp("restarted")
+    tier, options = DiskTier(folder / "cache", 2**30), ("--encoder-disk-cache", f"{folder}/cache:1G")
+    with serving(folder / "first", *options, "--media-workers", "1") as (process, port):
+        answers = answer_first(process.pid, port, tier, ASKED)
+        tiers = find(port, UPLOADED, warm=True)
         assert (tiers["embeddings"][0], tiers["prefix"]) == ("device", True)
-        wait_until_written(tier, 1)
-        wait_until(lambda: find(port, known)["embeddings"][-1] == "disk")
+        wait_until_written(tier, len(ASKED) + 1)
+        wait_until(lambda: find(port, UPLOADED)["embeddings"][-1] == "disk")
         process.kill()
-    with serving(tmp_path / "second", *options) as (_, port):
-        assert upload(port, unknown)["tiers"]["embeddings"] == []
-        tiers = find(port, known)
-        assert tiers["embeddings"] == ["disk"]
-        assert (tiers["engine"], tiers["prefix"], tiers["processor_cache"]) == (True, False, False)
-        wait_until(lambda: "disk" in tiers_of(port))  # engines report their tiers each half a second
-        assert tiers_of(port)["disk"]["num_hits"] == 0
+    with serving(folder / "second", *options, "--media-workers", "1") as (process, port):
+        yield Restarted(process.pid, port, tier, answers)
+
+
+def test_after_kill_9_an_upload_is_said_to_be_on_disk_before_any_request(restarted: Restarted) -> None:
+    assert upload(restarted.port, UNKNOWN)["tiers"]["embeddings"] == []
+    tiers = find(restarted.port, UPLOADED)
+    assert tiers["embeddings"] == ["disk"]
+    assert (tiers["engine"], tiers["prefix"], tiers["processor_cache"]) == (True, False, False)
+    wait_until(lambda: "disk" in tiers_of(restarted.port))  # engines report their tiers each half a second
+    assert restarted.num_hits() == 0
+
+
+# The last of these, as it counts what was found from the start.
+def test_after_kill_9_nothing_is_decoded_or_encoded_again(restarted: Restarted) -> None:
+    assert answers_of(restarted.port, ASKED) == restarted.answers
+    check_all_is_found(restarted.supervisor, restarted.port, restarted.tier, len(ASKED))
+    assert len(restarted.tier.list_sizes()) == len(ASKED) + 1
+
+
+def test_after_kill_9_a_conversation_continues_from_the_prefix_disk_cache(tmp_path: Path) -> None:
+    """Keys and values come from the disk, so the picture is not needed."""
+    tier, pictures = DiskTier(tmp_path / "cache", 2**30), [draw(seed) for seed in range(3)]
+    options = ("--prefix-disk-cache", f"{tmp_path}/cache:1G", "--media-workers", "1")
+    questions = [ask(by_url(each.picture), "What is in the picture? " * 20) for each in pictures]
+    answers = []
+    for name, fewest, most in (("first", 0, 16), ("second", 128, 256)):
+        with serving(tmp_path / name, *options) as (process, port), connect(port) as client:
+            before = [complete(client, messages, max_tokens=8) for messages in questions]
+            answers.append([each.choices[0].message.content for each in before])
+            cached = [each.usage.prompt_tokens_details.cached_tokens for each in before]
+            assert all(fewest <= count <= most for count in cached), cached
+            wait_until(lambda: len(tier.list_sizes()) >= 2 * len(pictures))
+            assert num_kept_pixels(process.pid) == (len(pictures) if name == "first" else 0)
+            process.kill()
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
