@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -58,9 +59,7 @@ def write_until_full(path: Path) -> None:
 @pytest.mark.parametrize(
     ("mount_options", "message"),
     [
-        ("size=1m", "lru instead of shared: there is no shared memory"),
         ("size=7m", "lru instead of shared: shared memory has"),
-        ("size=64m,nr_inodes=20", "lru instead of shared: there is no shared memory"),
         ("ro", "lru instead of shared: there is no shared memory"),
     ],
 )
@@ -72,6 +71,27 @@ def test_without_room_in_shared_memory_pixels_are_cached_privately(
         assert message in log.read_text()
         assert_right_answers(client)
     assert "Traceback" not in log.read_text()
+
+
+CHOOSE = """
+import logging
+from keepsight.config import Config
+from keepsight.ipc.pixel_mode import choose_mode
+from keepsight.ipc.run_directory import RunDirectory
+
+logging.basicConfig(level=logging.INFO)
+with RunDirectory.create(num_frontends=1) as directory:
+    choose_mode(Config(mm_processor_cache_gb=0.1), 1, directory)
+"""
+
+
+@pytest.mark.parametrize("mount_options", ["size=1m", "size=64m,nr_inodes=20", "ro"])
+def test_too_little_is_like_none(mount_options: str) -> None:
+    """A server's pixels, and its other files, are then kept as where shared memory is read-only."""
+    mount = f'mount -t tmpfs -o {mount_options} x /dev/shm && exec "$@"'
+    done = subprocess.run([*ELSEWHERE, mount, "sh", sys.executable, "-c", CHOOSE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "lru instead of shared: there is no shared memory" in done.stderr
 
 
 def test_the_required_shared_memory_suffices_for_the_start_and_an_upload(
