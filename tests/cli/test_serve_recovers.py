@@ -117,31 +117,28 @@ def test_a_killed_supervisor_leaves_no_process_and_no_file(server: Server, drawn
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
 
 
-@pytest.mark.parametrize("kind", ["engine", "frontend"])
-def test_a_server_does_not_restart_with_a_replaced_model(tmp_path: Path, kind: str) -> None:
+def test_a_server_does_not_restart_with_a_replaced_model(tmp_path: Path) -> None:
     model, log = shutil.copytree(checkpoint_path(), tmp_path / "model"), tmp_path / "log"
     with serving(log, str(model)) as (process, port):
         shutil.copyfile(model / "model.safetensors", model / "new")
         (model / "new").rename(model / "model.safetensors")
-        Server(process, port, log).kill(kind)
+        Server(process, port, log).kill("engine")
         assert process.wait(END_SECONDS) == 1
     assert log.read_text().count("model.safetensors: was changed since the server started") == 3
 
 
-@pytest.mark.parametrize("kind", ["engine", "frontend"])
-def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path: Path, kind: str) -> None:
+def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path: Path) -> None:
     """As after an upgrade: a new process would not understand the others, or would compute something else."""
     package, log = shutil.copytree(PACKAGE, tmp_path / "src" / "keepsight"), tmp_path / "log"
     with serving(log, environment={"PYTHONPATH": str(package.parent)}) as (process, port):
         with (package / "requests.py").open("a") as file:
             file.write("# And a novelty.\n")
         server = Server(process, port, log)
-        if kind == "frontend":
-            for media_worker in set(with_descendants(server.pid(kind))) - {server.pid(kind)}:
-                os.kill(media_worker, signal.SIGKILL)
-            with server.client() as client, pytest.raises(openai.InternalServerError, match="restart the server"):
-                complete(client, ask("What is it?", by_url(draw(1).picture)))
-        server.kill(kind)
+        for media_worker in set(with_descendants(server.pid("frontend"))) - {server.pid("frontend")}:
+            os.kill(media_worker, signal.SIGKILL)
+        with server.client() as client, pytest.raises(openai.InternalServerError, match="restart the server"):
+            complete(client, ask("What is it?", by_url(draw(1).picture)))
+        server.kill("frontend")
         assert process.wait(END_SECONDS) == 1
     refusals = log.read_text().count("files were changed since the server started: restart the server")
     assert refusals == 3 + log.read_text().count("media workers cannot be started")

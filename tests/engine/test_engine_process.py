@@ -5,6 +5,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from time import sleep
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -12,9 +14,11 @@ from keepsight.config import Config
 from keepsight.engine import engine_process
 from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
+from keepsight.errors import ServerStartError
 from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.codec import encode_to_engine
-from keepsight.ipc.control import Drain, FrontendLost, StartEngine
+from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, StartEngine
+from keepsight.program_identity import identify_program
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -253,3 +257,11 @@ def test_an_engine_whose_step_never_ends_gives_up(tmp_path: Path, monkeypatch: p
         frontend.channel.close()
         engine.process.act_on(Drain())
         engine.join()
+
+
+def test_an_engine_of_another_version_of_the_program_than_the_server_s_does_not_start() -> None:
+    contents, _, place = identify_program().partition(" ")
+    start = StartEngine({}, "", "none", "", {}, 0, program=f"{contents[::-1]} {place}")
+    control = cast(ProcessEnd, SimpleNamespace(receive=lambda: start))
+    with pytest.raises(ServerStartError, match="files were changed since the server started"):
+        engine_process.main(control)

@@ -9,9 +9,13 @@ from unittest.mock import MagicMock
 
 import pytest
 
+from keepsight.checkpoint_folder import list_files
+from keepsight.demo import checkpoint_path
+from keepsight.errors import CheckpointError
 from keepsight.frontend import frontend_process
 from keepsight.frontend.frontend_process import FrontendProcess
-from keepsight.ipc.control import Drain
+from keepsight.ipc.control import Drain, StartFrontend
+from keepsight.program_identity import identify_program
 
 
 class StartingFrontend(FrontendProcess):
@@ -68,3 +72,13 @@ def test_without_room_for_uploads_or_responses_everything_else_is_served(
 
 def _kinds(created: SimpleNamespace) -> set[str]:
     return {type(given).__name__ for given in created.app_of.values()}
+
+
+def test_a_frontend_does_not_start_with_another_model_than_the_server_s(tmp_path: Path) -> None:
+    files = dict(list_files(checkpoint_path()))
+    weights = str(checkpoint_path() / "model.safetensors")
+    num_bytes, written_at = files[weights]
+    files[weights] = num_bytes, written_at + 1
+    start = StartFrontend({}, str(tmp_path), "none", "frontend-1", "demo", files, identify_program(), listener_fd=-1)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: was changed since the server started"):
+        FrontendProcess(start)
