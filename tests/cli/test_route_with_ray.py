@@ -1,5 +1,6 @@
 """`keepsight route --ray` with a real cluster of one node, and the official client."""
 
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -69,17 +70,34 @@ def test_a_picture_is_encoded_by_one_of_the_servers_that_ray_started(cluster: Cl
     assert sum(read_counter(url, "media_encoded_total", modality="image") for url in servers) == 1
 
 
-def test_servers_that_are_killed_are_started_again_and_the_flags_are_theirs(cluster: Cluster) -> None:
+def test_a_server_that_is_killed_is_started_again_and_the_flags_are_its_own(cluster: Cluster) -> None:
     before = cluster.find_servers()
-    for pid in before.values():
-        os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: len(cluster.find_servers().keys() - before.keys()) == 2)
+    killed, other = before
+    os.kill(before[killed], signal.SIGKILL)
+    wait_until(lambda: cluster.find_servers().keys() - before.keys())
+    after = cluster.find_servers()
+    [new] = after.keys() - before.keys()
+    assert after[other] == before[other]
+    wait_until(lambda: is_ready(new))
     cluster.wait_until_ready()
-    drawn = draw(7)
+    drawings = map(draw, itertools.count(20))
     with connect(cluster.port) as client:
-        assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.questions[0].answer
-    for pid in cluster.find_servers().values():
+
+        def encodes() -> bool:
+            drawn = next(drawings)
+            assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.questions[0].answer
+            return read_counter(new, "media_encoded_total", modality="image") > 0
+
+        wait_until(encodes)
+    for pid in after.values():
         assert b"--max-num-seqs\x008\x00" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready").status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 @pytest.mark.parametrize(
