@@ -6,7 +6,6 @@ from itertools import takewhile
 from typing import Any
 
 import pytest
-from openai import OpenAI
 from PIL import Image
 
 from keepsight import LLM, SamplingParams
@@ -14,8 +13,8 @@ from keepsight.errors import TooManyPicturesError
 from keepsight.frontend.pixels.render_page import render_page
 from tests.drawn import draw
 from tests.frontend.sample_documents import Page, stream, write_pdf
+from tests.official_client import answer, connect
 from tests.place import placed
-from tests.real_server import real_server
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 PDF = write_pdf(
@@ -77,10 +76,7 @@ def test_pages_of_a_pdf_count_as_pictures() -> None:
         llm.chat(ask(FILE), GREEDY)
 
 
-def test_a_server_answers_about_a_pdf_as_llm_does(llm: LLM) -> None:
+def test_a_server_answers_about_a_pdf_as_llm_does(llm: LLM, server_port: int) -> None:
     [alone] = llm.chat(ask(FILE, text("What is it?")), GREEDY)
-    with real_server() as server:
-        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-        messages: Any = ask(FILE, text("What is it?"))
-        answer = client.chat.completions.create(model="keepsight-demo", messages=messages, temperature=0, max_tokens=12)
-    assert answer.choices[0].message.content == alone.outputs[0].text
+    with connect(server_port) as client:
+        assert answer(client, ask(FILE, text("What is it?")), max_tokens=12) == alone.outputs[0].text

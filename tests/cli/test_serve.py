@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import os
-import resource
 import signal
 import socket
 import subprocess
@@ -19,14 +18,12 @@ import pytest
 from keepsight.cli import serve
 from keepsight.cli.listen import listen
 from keepsight.errors import InvalidArgumentError, ServerStartError
-from keepsight.observe.process_memory import with_descendants
-from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
 from tests.frontend.sample_documents import Page, write_pdf
 from tests.official_client import answer, complete, connect
 from tests.place import LEEWAY
 from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
-from tests.real_server import COMMAND, serving
+from tests.real_server import COMMAND
 
 
 @pytest.fixture(scope="module")
@@ -213,14 +210,6 @@ def test_too_few_open_files_are_reported_in_one_line_before_anything_is_started(
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
     assert line.startswith("keepsight serve: only 24 files may be open (`ulimit -n`): a server needs 64")
-
-
-def test_a_server_raises_its_open_file_limit_to_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(real_server, "COMMAND", ["sh", "-c", 'ulimit -Sn 24; exec "$@"', "sh", *COMMAND])
-    with serving(tmp_path / "log") as (process, _):
-        for pid in with_descendants(process.pid):
-            soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-            assert soft == hard != 24
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")

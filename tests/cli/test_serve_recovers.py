@@ -2,12 +2,14 @@
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,9 +21,10 @@ import pytest
 from keepsight.demo import checkpoint_path
 from keepsight.observe.process_memory import with_descendants
 from keepsight.program_identity import PACKAGE
+from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.official_client import answer, complete, connect
-from tests.real_server import END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
+from tests.real_server import COMMAND, END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
 
@@ -46,7 +49,10 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
-    with serving(log) as (process, port):
+    with ExitStack() as running:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(real_server, "COMMAND", ["sh", "-c", 'ulimit -Sn 24; exec "$@"', "sh", *COMMAND])
+            process, port = running.enter_context(serving(log))
         yield Server(process, port, log)
 
 
@@ -57,6 +63,12 @@ def drawn() -> Drawn:
 
 def loaded_libraries(pid: int) -> str:
     return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_each_of_its_processes_raises_its_open_file_limit_to_the_maximum(server: Server) -> None:
+    for pid in with_descendants(server.supervisor.pid):
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        assert soft == hard != 24
 
 
 def test_only_the_engine_holds_torch_even_after_a_picture(server: Server, drawn: Drawn) -> None:
