@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -85,3 +86,23 @@ def test_the_process_ends_and_says_where_it_was() -> None:
     assert ended.returncode == 1
     assert f"a step has not ended for {SECONDS} s" in ended.stderr
     assert "in hang" in ended.stderr
+
+
+def test_the_process_ends_though_nobody_reads_its_full_log() -> None:
+    code = (
+        "import logging, threading, time\n"
+        "from keepsight.engine.watchdog import Watchdog, end_process\n"
+        "from keepsight.ipc import server_log\n"
+        "def hang(depth): hang(depth - 1) if depth else time.sleep(3600)\n"
+        "server_log.PATIENCE_SECONDS = 0.0\n"
+        "server_log.begin_log()\n"
+        "for _ in range(2000): logging.info('x' * 200)\n"
+        f"Watchdog(lambda: 1, {SECONDS}, end_process)\n"
+        "for _ in range(8): threading.Thread(target=hang, args=(90,)).start()\n"
+    )
+    reader, writer = os.pipe()
+    try:
+        assert subprocess.run([sys.executable, "-c", code], stderr=writer, timeout=60, check=False).returncode == 1
+    finally:
+        os.close(reader)
+        os.close(writer)

@@ -4,11 +4,12 @@ To the rest of the server that is an engine that died. Watches from a thread of 
 released the interpreter's lock, as torch and our kernels do. Work beside the steps is not watched.
 """
 
-import faulthandler
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
+from traceback import walk_stack
 
 logger = logging.getLogger(__name__)
 
@@ -36,12 +37,26 @@ class Watchdog:
             num_equal = num_equal + 1 if beat is not None and beat == last else 0
             last = beat
             if num_equal == NUM_LOOKS:
-                logger.critical("a step has not ended for %g s. Where this engine's threads are:", self._seconds)
-                faulthandler.dump_traceback()
-                # Unless it had to wait for whoever reads the log, and now goes on.
+                problem = f"a step has not ended for {self._seconds:g} s. Where this engine's threads are:"
+                logger.critical("%s%s", problem, describe_threads())
+                # Unless it ended meanwhile: what a library wrote may have waited for the log's reader, who is back.
                 if self._beat() == last:
                     self._end()
                     return
+
+
+def describe_threads() -> str:
+    """The calls of each thread, the innermost first.
+
+    For the log, which never waits long. faulthandler would write to standard error itself, and hold the interpreter's
+    lock while nobody reads that: then no thread could end this process.
+    """
+    lines = []
+    for identifier, innermost in sys._current_frames().items():
+        lines.append(f"\nThread {identifier:#x}:")
+        for frame, number in walk_stack(innermost):
+            lines.append(f'  File "{frame.f_code.co_filename}", line {number} in {frame.f_code.co_name}')
+    return "\n".join(lines)
 
 
 def end_process() -> None:
