@@ -1,6 +1,6 @@
 """Joins the contents of messages: each is a text, or a list of parts, of which some are texts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 Content = str | list[Mapping[str, Any]]
@@ -12,17 +12,34 @@ def join_texts(content: Content) -> str:
 
 
 def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
-    """Join two contents. Adjacent texts become one: templates may trim each, and write nothing between two."""
-    if not first or not second:
-        return first or second
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}{between}{second}"
-    *before, last = as_parts(first)
-    following, *behind = as_parts(second)
-    if last["type"] == following["type"] == "text":
-        text = between.join(filter(None, (last["text"], following["text"])))
-        return [*before, {**last, "text": text}, *behind]
-    return [*before, last, following, *behind]
+    return join_all((first, second), between)
+
+
+def join_all(contents: Sequence[Content], between: str = "\n\n") -> Content:
+    """Join contents. Adjacent texts become one: templates may trim each, and write nothing between two.
+
+    Each text is copied once, however many there are: a request may have thousands of messages.
+    """
+    given = [content for content in contents if content] or [contents[-1]]
+    if len(given) == 1:
+        return given[0]
+    texts = [content for content in given if isinstance(content, str)]
+    if len(texts) == len(given):
+        return between.join(texts)
+    runs: list[list[Mapping[str, Any]]] = []  # of parts; each becomes one
+    for content in given:
+        first, *others = as_parts(content)
+        if runs and runs[-1][-1]["type"] == first["type"] == "text":
+            runs[-1].append(first)
+        else:
+            runs.append([first])
+        runs += ([each] for each in others)
+    return [_join_parts(run, between) for run in runs]
+
+
+def _join_parts(parts: Sequence[Mapping[str, Any]], between: str) -> Mapping[str, Any]:
+    first, *others = parts
+    return {**first, "text": between.join(filter(None, (part["text"] for part in parts)))} if others else first
 
 
 def as_parts(content: Content) -> list[Mapping[str, Any]]:

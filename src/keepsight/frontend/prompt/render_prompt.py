@@ -7,7 +7,6 @@ grows without end is refused. A picture is only a marker in the text here.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import reduce
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -23,7 +22,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
-from keepsight.frontend.prompt.message_contents import as_parts, join_contents, join_texts
+from keepsight.frontend.prompt.message_contents import as_parts, join_all, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
@@ -186,7 +185,7 @@ class ChatTemplate:
             messages = write_results_as_text(messages)
         messages = [self._write_calls(message) if "tool_calls" in message else message for message in messages]
         if num_joined:
-            content = reduce(join_contents, (message["content"] for message in messages[:num_joined]))
+            content = join_all([message["content"] for message in messages[:num_joined]])
             messages = [{**messages[0], "content": content}, *messages[num_joined:]]
         return write_tools_as_text(messages, tools) if tools and "tools" not in self._tool_words else messages
 

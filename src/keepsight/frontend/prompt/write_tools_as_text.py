@@ -11,7 +11,7 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
-from keepsight.frontend.prompt.message_contents import Content, join_contents
+from keepsight.frontend.prompt.message_contents import Content, join_all, join_contents
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES
 
 Message = dict[str, Any]
@@ -43,7 +43,7 @@ def write_calls_as_text(message: Message, form: CallForm = BARE) -> Message:
 
 def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
     """Write results as the user's messages, merged with one another and with the user's messages around them."""
-    written: list[Message] = []
+    merged: list[list[Message]] = []  # those that become one
     names: dict[str, str] = {}
     holds_result = False
     for index, message in enumerate(messages):
@@ -51,12 +51,18 @@ def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
         is_result = message["role"] == "tool"
         if is_result:
             message = {"role": "user", "content": _write_result(message, names, f"messages[{index}]")}
-        follows_user = bool(written) and written[-1]["role"] == message["role"] == "user"
+        follows_user = bool(merged) and merged[-1][-1]["role"] == message["role"] == "user"
         if follows_user and (is_result or holds_result):
-            message = {**message, "content": join_contents(written.pop()["content"], message["content"])}
-        written.append(message)
+            merged[-1].append(message)
+        else:
+            merged.append([message])
         holds_result = is_result or (follows_user and holds_result)
-    return written
+    return [_merge(each) for each in merged]
+
+
+def _merge(messages: Sequence[Message]) -> Message:
+    *before, last = messages
+    return {**last, "content": join_all([message["content"] for message in messages])} if before else last
 
 
 def _describe(tools: Sequence[Mapping[str, Any]]) -> str:
