@@ -43,7 +43,11 @@ def catch_refusal(**fields: Any) -> InvalidArgumentError:
         ({"disable_any_whitespace": True}, "structured_outputs"),
         ({"json_object": True, "disable_any_whitespace": 1}, "structured_outputs.disable_any_whitespace"),
         ({"choice": ["a"], "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
-        ({"json": {"x-guidance": {}}, "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
+        ({"json": {"x-guidance": []}, "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
+        (
+            {"json": {"x-guidance": {"whitespace_flexible": True}}, "disable_any_whitespace": True},
+            "structured_outputs.disable_any_whitespace",
+        ),
     ],
 )
 def test_invalid_or_conflicting_fields_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
@@ -132,12 +136,21 @@ def test_a_caller_s_x_guidance_leaves_white_space_as_it_is_unless_it_names_it() 
     assert grammar_error(StructuredOutputsParams(json={"x-guidance": 1})) != ""
 
 
+def test_white_space_can_be_disabled_beside_other_options_of_a_schema() -> None:
+    own = {"x-guidance": {"coerce_one_of": True}}
+    options = StructuredOutputsParams(json=own, disable_any_whitespace=True).to_schema()["x-guidance"]
+    assert options == {"whitespace_flexible": False, "coerce_one_of": True}
+
+
 @pytest.mark.parametrize(
     "branches",
     [
         [{"const": 1, "title": "low"}, {"const": 2, "title": "high"}],
         [{"const": 1}, {"const": True}],
         [{"enum": [1, 2.5, None], "type": ["number", "null"]}, {"enum": ["a", 3]}, {"const": "b"}],
+        [{"const": 1}, {"const": 2}, {"type": "null"}],
+        [{"type": ["string", "array"], "maxLength": 3}, {"const": 1}, {"const": 2}, {"type": "object"}],
+        [{"enum": [1, 1]}, {"const": 2}],
     ],
 )
 def test_one_of_distinct_values_is_any_of_them(branches: list[dict[str, Any]]) -> None:
@@ -151,11 +164,24 @@ def test_one_of_distinct_values_is_any_of_them(branches: list[dict[str, Any]]) -
         [{"const": 1}, {"const": 1.0}],
         [{"enum": [1, 2]}, {"enum": [2, 3]}],
         [{"const": 1}, {"type": "integer"}],
+        [{"const": 1}, {"const": 2}, {"enum": [3, [4]]}],
+        [{"const": 1}, {"const": 2}, {"type": "integer", "minimum": 3}],
+        [{"const": 1}, {"const": 2}, {"type": "object"}, {"type": ["object", "null"]}],
+        [{"const": 1}, {"const": 2}, {"minLength": 3}],
+        [{"const": 1}, {"const": 2}, True],
         [{"const": [1]}, {"const": [2]}],
     ],
 )
 def test_one_of_values_that_might_match_twice_stays_as_it_is(branches: list[dict[str, Any]]) -> None:
     assert StructuredOutputsParams(json={"oneOf": branches}).to_schema()["oneOf"] == branches
+
+
+@pytest.mark.parametrize("branches", [[{"const": "a"}, {"const": "b"}], [{"const": 1}, {"const": 2}]])
+def test_a_reference_may_lead_into_a_one_of(branches: list[dict[str, Any]]) -> None:
+    properties = {"p": {"$ref": "#/$defs/x/oneOf/0"}}
+    schema = {"type": "object", "properties": properties, "$defs": {"x": {"oneOf": branches}}}
+    assert grammar_error(StructuredOutputsParams(json=schema)) == ""
+    assert write_lenient_schema(schema) == schema
 
 
 @pytest.mark.parametrize("form", ["path", "password", "binary", "base64", "int32", "json-pointer", "unknown", ""])

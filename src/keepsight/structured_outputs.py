@@ -4,10 +4,12 @@ Plain values only, so it is sent between processes as it is; `to_grammar` is the
 Schemas and grammars are not validated here: `frontend/prompt/check_grammar.py` compiles them.
 """
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from keepsight.errors import InvalidArgumentError
@@ -29,6 +31,9 @@ _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4"
 # Keywords whose values map the caller's own names to schemas, and keywords whose values are not schemas.
 _MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 _VALUES = {"const", "enum"}
+# JSON Schema's types of values that need no comparison part by part.
+_TYPES: dict[type, str] = {str: "string", bool: "boolean", int: "number", float: "number", NoneType: "null"}
+_ANY = object()
 # Keywords that only document a schema.
 _WORDS = {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
 # Syntax that llguidance's patterns do not have: lookaround, backreferences, word boundaries.
@@ -67,10 +72,10 @@ class StructuredOutputsParams:
             raise InvalidArgumentError(field, "must be true or false")
         if disables_whitespace and self.field not in ("json", "json_object"):
             raise InvalidArgumentError(field, f"applies only to JSON, not to a {self.field}")
-        if disables_whitespace and "x-guidance" in json.loads(str(self.json or "{}")):
-            raise InvalidArgumentError(
-                field, "cannot be combined with a schema's own x-guidance: set whitespace_flexible there"
-            )
+        own = json.loads(str(self.json or "{}")).get("x-guidance", {}) if disables_whitespace else {}
+        if not isinstance(own, dict) or any(map(_is_of_white_space, own)):
+            what = "cannot be combined with white space in a schema's own x-guidance: set whitespace_flexible there"
+            raise InvalidArgumentError(field, what)
 
     @property
     def field(self) -> str:
@@ -133,11 +138,13 @@ def _from_lark(grammar: str) -> str:
 
 def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
     """Drop documentation, unknown formats and, if lenient, values that llguidance would refuse; write a `oneOf` of
-    distinct values as `anyOf`, which it is.
+    distinct numbers as `anyOf`, which it is, unless a reference leads into one.
 
     Without recursion, as a schema may be deep.
     """
     rest = [(schema, True)]
+    one_ofs: list[dict[str, Any]] = []
+    leads_into_one_of = False
     while rest:
         part, is_schema = rest.pop()
         if isinstance(part, list):
@@ -145,35 +152,41 @@ def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
         elif isinstance(part, dict):
             if is_schema and is_lenient:
                 _free_names(part)
-            if is_schema and "anyOf" not in part and _has_distinct_values(part.get("oneOf")):
-                part["anyOf"] = part.pop("oneOf")
+            if is_schema and "anyOf" not in part and _has_distinct_numbers(part.get("oneOf")):
+                one_ofs.append(part)
+            leads_into_one_of |= is_schema and "/oneOf/" in str(part.get("$ref"))
             for name in [name for name, inner in part.items() if is_schema and _is_unenforced(name, inner, is_lenient)]:
                 del part[name]
             for name, inner in part.items():
                 if not (is_schema and name in _VALUES):
                     rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
+    # If lenient, llguidance does so itself.
+    for part in [] if is_lenient or leads_into_one_of else one_ofs:
+        part["anyOf"] = part.pop("oneOf")
 
 
-def _has_distinct_values(branches: object) -> bool:
-    """Return whether each branch lists its values, and no two the same: of numbers, llguidance cannot prove it."""
-    if not isinstance(branches, list):
-        return False
-    seen: set[tuple[bool, object]] = set()
-    for branch in branches:
-        listed = _list_values(branch)
-        # To Python, true is 1.
-        values = {(isinstance(each, bool), each) for each in listed if isinstance(each, str | int | float | None)}
-        if not listed or len(values) < len(listed) or not seen.isdisjoint(values):
-            return False
-        seen |= values
-    return True
+def _has_distinct_numbers(branches: object) -> bool:
+    """Return whether several branches list numbers, and no value matches two of any: llguidance cannot prove that."""
+    matched = [_list_matches(branch) for branch in branches] if isinstance(branches, list) else []
+    every = [*itertools.chain(*matched)]
+    whole, listed = ({name for name, value in every if (value is _ANY) == is_whole} for is_whole in (True, False))
+    num_listing = sum(any(name == "number" and value is not _ANY for name, value in each) for each in matched)
+    return num_listing > 1 and all(matched) and len(set(every)) == len(every) and whole.isdisjoint(listed)
 
 
-def _list_values(schema: object) -> list[object]:
+def _list_matches(schema: object) -> set[tuple[str, object]]:
+    """Return the values that a schema lists, with their types, or else `_ANY` for its types; empty if it has neither,
+    or lists values that would have to be compared part by part.
+    """
     if not isinstance(schema, dict):
-        return []
+        return set()
     listed = [schema["const"]] if "const" in schema else schema.get("enum")
-    return listed if isinstance(listed, list) else []
+    if isinstance(listed, list) and listed:
+        are_known = all(type(each) in _TYPES for each in listed)
+        return {(_TYPES[type(each)], each) for each in listed} if are_known else set()
+    types = schema.get("type")
+    names = [each for each in (types if isinstance(types, list) else [types]) if isinstance(each, str)]
+    return {("number" if name == "integer" else name, _ANY) for name in names}
 
 
 def _is_unenforced(name: str, value: object, is_lenient: bool) -> bool:

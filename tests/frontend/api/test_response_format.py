@@ -125,7 +125,7 @@ def test_json_without_white_space_works_with_every_json_field() -> None:
         {"structured_outputs": compact, "response_format": {"type": "text"}},
         {"structured_outputs": {"regex": "a"} | compact},
         {"structured_outputs": compact, "guided_grammar": 'root ::= "a"'},
-        {"structured_outputs": {"json": SCHEMA | {"x-guidance": {}}} | compact},
+        {"structured_outputs": {"json": SCHEMA | {"x-guidance": {"whitespace_pattern": ""}}} | compact},
         {"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": 1}},
     ):
         with pytest.raises(InvalidArgumentError) as caught:

@@ -26,10 +26,10 @@ MAX_SECONDS = 2 * MAX_CPU_SECONDS
 # An empty verdict with its grammar's digest takes some 500.
 MAX_REMEMBERED_BYTES = 2**20
 MAX_MESSAGE_CHARACTERS = 500
-# What llguidance says of a `oneOf` unless no value can match two of its schemas, and what a caller can do.
+# What llguidance says of a `oneOf` unless it sees that no value can match two of its schemas, and what a caller can do.
 _ONE_OF = "oneOf constraints are not supported. Enable 'coerce_one_of' option to approximate oneOf with anyOf"
 _INSTEAD_OF_ONE_OF = (
-    "a value might match two schemas of a oneOf: write anyOf, "
+    "a value is not seen to match only one schema of a oneOf: write anyOf, "
     'or add "x-guidance": {"coerce_one_of": true} to the whole schema, by which oneOf means anyOf'
 )
 _PROGRAM = Path(__file__).with_name("try_grammar.py")
