@@ -17,9 +17,9 @@ def choose(work: Mapping[str, int], merits: Mapping[str, Merit] | None = None, s
 
 def test_held_media_come_before_the_key_and_the_key_before_the_work_ahead() -> None:
     work = {"a": 1, "b": 1}
-    assert choose(work, {"a": Merit(1, b"", 9), "b": Merit(0, b"z", 0)}) == "a"
-    assert choose(work, {"a": Merit(1, b"y", 0), "b": Merit(1, b"z", 9)}) == "b"
-    assert choose(work, {"a": Merit(1, b"z", 1), "b": Merit(1, b"z", 2)}) == "a"
+    assert choose(work, {"a": Merit(1, b"", -9), "b": Merit(0, b"z", 0)}) == "a"
+    assert choose(work, {"a": Merit(1, b"y", 0), "b": Merit(1, b"z", -9)}) == "b"
+    assert choose(work, {"a": Merit(1, b"z", -1), "b": Merit(1, b"z", -2)}) == "a"
 
 
 def test_a_server_that_is_far_busier_is_skipped_whatever_it_holds() -> None:
@@ -36,7 +36,7 @@ def test_no_server_within_the_limit_has_more_merit_than_the_chosen_one(
     merits = {name: each for name, (_, each) in servers.items()}
     chosen, limit = choose(work, merits, slack), 2 * min(work.values()) + slack
     assert work[chosen] <= limit
-    assert merits[chosen].order == max(merits[name].order for name in work if work[name] <= limit)
+    assert merits[chosen] == max(merits[name] for name in work if work[name] <= limit)
 
 
 def test_if_one_server_is_missing_only_its_own_names_move() -> None:

@@ -13,14 +13,10 @@ class Merit(NamedTuple):
     """What speaks for a server, the weightiest first."""
 
     held_media: int
-    # Of the request's `prompt_cache_key`; empty if it has none.
-    affinity: bytes
-    # Less what it knows of the prompt's beginning.
-    work_ahead: int
-
-    @property
-    def order(self) -> tuple[int, bytes, int]:
-        return self.held_media, self.affinity, -self.work_ahead
+    # The rendezvous of the request's `prompt_cache_key`; empty if it has none.
+    of_cache_key: bytes
+    # Minus the work ahead of it, but for what it knows of the prompt's beginning.
+    minus_work_ahead: int
 
 
 Server = TypeVar("Server")
@@ -34,9 +30,9 @@ def choose_by_merit(
 ) -> Server:
     """Choose the best server, except those with more in flight than twice the least busy one and `slack` beyond."""
     limit = 2 * min(work_in_flight.values()) + slack
-    orders = {server: merit_of(server).order for server, work in work_in_flight.items() if work <= limit}
-    most = max(orders.values())
-    best = [server for server, order in orders.items() if order == most]
+    merits = {server: merit_of(server) for server, work in work_in_flight.items() if work <= limit}
+    most = max(merits.values())
+    best = [server for server, merit in merits.items() if merit == most]
     # Always choosing the first would leave the others' caches empty where requests do not overlap.
     return best[0] if len(best) == 1 else max(best, key=break_tie)
 

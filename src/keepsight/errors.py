@@ -293,10 +293,13 @@ class NoReplicaError(AnsweredError):
 class ReplicaLostError(KeepsightError):
     """The connection to a server behind the router failed. The router asks another one, if it can."""
 
-    def __init__(self, message: str, *, may_have_begun: bool) -> None:
-        """`may_have_begun`: the server may have been working on the request, and may even have died of it."""
+    def __init__(self, message: str, may_have_begun: bool, *, is_gone: bool = False) -> None:
+        """`may_have_begun`: the server may have been working on the request, and may even have died of it.
+
+        `is_gone`: nobody listens at its address, so that what it held in memory is gone.
+        """
         super().__init__(message)
-        self.may_have_begun = may_have_begun
+        self.may_have_begun, self.is_gone = may_have_begun, is_gone
 
 
 class OtherProcessError(KeepsightError):

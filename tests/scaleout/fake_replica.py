@@ -53,6 +53,8 @@ class FakeReplica:
         self.script, self.asked = script, list[Asked]()
         self.state: dict[str, Any] = {"status": "ok"}
         self.num_connections = 0
+        # Whether it says nothing any more when it is asked for its state.
+        self.is_stopped = False
         # Whether it resets the connection in the middle of a request's body.
         self.breaks_uploads = False
         # Set by a test to let a script go on, and by a script to tell a test.
@@ -103,6 +105,9 @@ class FakeReplica:
                     reset(writer)
                     break
                 asked = replace(asked, body=await reader.readexactly(asked.length))
+                if asked.target == "/ready" and self.is_stopped:
+                    await reader.read()
+                    break
                 if asked.target == "/ready":
                     writer.write(respond(self.state, 200 if self.state["status"] == "ok" else 503))
                     continue

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.scaleout.affinity import ANSWER_BYTES, TYPICAL_MEDIA_BYTES, Affinity, find_affinity
+from keepsight.frontend.http.decode_body import MAX_MARKS_IN_BODY
+from keepsight.scaleout.affinity import (
+    ANSWER_BYTES,
+    MAX_MEDIA,
+    MAX_TEXT_BYTES,
+    TYPICAL_MEDIA_BYTES,
+    Affinity,
+    find_affinity,
+)
 
 LARGE = "iVBORw0KGgo" * 1000
 DATA_URL = f"data:image/png;base64,{LARGE}"
@@ -33,11 +41,31 @@ def test_a_large_picture_counts_with_its_bytes_and_is_the_same_in_every_form() -
 
 
 def test_media_that_are_only_named_count_as_typical_ones() -> None:
-    small = by_url("data:image/png;base64,iVBO")
     named = {"type": "image_url", "image_url": None, "uuid": "of mine"}
-    for part in (small, named, by_url("https://a.example/b.png"), {"type": "image", "url": "https://a.example"}):
+    for part in (named, by_url("https://a.example/b.png"), {"type": "image", "url": "https://a.example"}):
         assert list(chat(part).media.values()) == [TYPICAL_MEDIA_BYTES]
-    assert len(chat(small, named, small).media) == 2
+
+
+@pytest.mark.parametrize("picture", ["iVBO", "iVBO/" * 50_000])
+def test_pictures_that_are_short_or_have_escapes_count_with_their_bytes_too(picture: str) -> None:
+    url = f"data:image/png;base64,{picture}"
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture}}
+    named = by_url("https://a.example")
+    for part, text in ((by_url(url), url), (block, picture)):
+        body = json.dumps({"messages": [{"content": [part, named, part]}]}).replace("/", r"\/")
+        found = find_affinity(CHAT, body.encode())
+        assert list(found.media.values()) == [len(text.replace("/", r"\/")), TYPICAL_MEDIA_BYTES]
+        assert found.num_bytes < 4000
+        assert len(found.beginnings) <= 1
+
+
+def test_of_bodies_with_more_media_or_text_than_any_request_has_nothing_is_known() -> None:
+    many = [by_url(f"https://a.example/{number}") for number in range(MAX_MEDIA)]
+    assert len(chat(*many).media) == MAX_MEDIA
+    assert chat(*many, by_url("https://b.example")) == Affinity()
+    assert chat(*[by_url("https://a.example")] * (MAX_MEDIA + 1)) == Affinity()
+    assert chat({"type": "text", "text": "a" * MAX_TEXT_BYTES}) == Affinity()
+    assert chat({"type": "text", "text": "[" * MAX_MARKS_IN_BODY[b"["]}) == Affinity()
 
 
 def test_text_that_looks_like_a_picture_is_none() -> None:

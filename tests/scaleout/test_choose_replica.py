@@ -31,6 +31,7 @@ def test_it_is_sent_elsewhere_while_its_holder_is_far_busier() -> None:
     views = replicas(2)
     views[0].note_sent(about("a", work=SLACK_BYTES + 1))
     assert choose_replica(about("a"), views) == (views[1], "load")
+    views[0].note_taken(about("a"))
     views[0].note_ended(about("a", work=SLACK_BYTES + 1))
     assert choose_replica(about("a"), views) == (views[0], "media")
 
@@ -56,16 +57,26 @@ def test_requests_that_have_nothing_in_common_are_spread_over_idle_replicas() ->
 
 def test_what_a_replica_held_is_forgotten_with_its_caches() -> None:
     views = replicas(2)
-    views[0].note_sent(about("a", beginnings=3, work=0))
+    views[0].note_taken(about("a", beginnings=3))
     views[0].forget()
     assert choose_replica(about("a", beginnings=3), views)[1] == "load"
+
+
+def test_what_a_replica_refused_is_known_there_only_until_then() -> None:
+    [view] = replicas(1)
+    view.note_sent(about("a"))
+    view.note_sent(about("a", beginnings=2))
+    view.note_ended(about("a", beginnings=2))
+    assert choose_replica(about("a"), [view])[1] == "media"
+    view.note_ended(about("a"))
+    assert choose_replica(about("a", beginnings=2), [view])[1] == "load"
 
 
 def test_only_so_many_names_are_kept_the_last_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "MAX_NAMES", 2)
     view = ReplicaView("http://a")
     for name in ("a", "b", "a", "c"):
-        view.note_sent(about(name))
+        view.note_taken(about(name))
     assert view.count_held_media_bytes(about("a", "b", "c")) == 1000
 
 
@@ -88,10 +99,12 @@ class AnyTraffic(RuleBasedStateMachine):
         chosen.note_sent(affinity)
         self.running.append((chosen, affinity))
 
-    @rule(data=st.data())
-    def end(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), is_taken=st.booleans())
+    def end(self, data: st.DataObject, is_taken: bool) -> None:
         if self.running:
             view, affinity = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            if is_taken:
+                view.note_taken(affinity)
             view.note_ended(affinity)
 
     @rule(index=st.integers(0, 2))

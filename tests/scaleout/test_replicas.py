@@ -1,11 +1,15 @@
 """The set of replicas: which are ready, and changing it while requests run."""
 
 import asyncio
+from typing import Any
 
-from keepsight.errors import ReplicaLostError
+import pytest
+
+from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.scaleout import replicas as replicas_module
 from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.choose_replica import choose_replica
-from keepsight.scaleout.replica import Question
+from keepsight.scaleout.replica import Question, Replica
 from keepsight.scaleout.replicas import Replicas
 from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, respond, say_who
 
@@ -16,7 +20,7 @@ NOTHING = Affinity()
 async def wait_for_ready(replicas: Replicas, count: int) -> None:
     async with asyncio.timeout(30):
         while len(replicas.ready) != count:
-            await replicas.wait_for_change()
+            await replicas.changed.wait()
 
 
 def test_replicas_come_and_go_while_requests_run() -> None:
@@ -28,16 +32,16 @@ def test_replicas_come_and_go_while_requests_run() -> None:
     async def run(first: FakeReplica, second: FakeReplica) -> None:
         replicas = Replicas()
         added = replicas.add(first.address)
-        assert (added.state, list(replicas.ready)) == ("unknown", [])
+        assert not replicas.ready
         await wait_for_ready(replicas, 1)
-        asking = asyncio.create_task(added.ask(QUESTION, NOTHING))
+        asking = asyncio.create_task(added.forward(QUESTION, NOTHING))
         await asyncio.to_thread(first.told.wait, 30)
         replicas.add(second.address)
         await wait_for_ready(replicas, 2)
         await replicas.remove(first.address)
         assert [each.address for each in replicas.ready] == [second.address]
         first.let_go()
-        assert await (await asking).hold() == b'"late"'
+        assert (await (await asking).hold()).body == b'"late"'
         assert added.num_requests == 0
         await replicas.remove(second.address)
 
@@ -50,14 +54,136 @@ def test_a_replica_that_nobody_listens_at_holds_nothing_any_more() -> None:
         replicas = Replicas()
         replica = replicas.add(fake.address)
         await wait_for_ready(replicas, 1)
-        replica.note_sent(about := Affinity({b"a": 1}))
+        replica.note_taken(about := Affinity({b"a": 1}))
         assert choose_replica(about, [replica])[1] == "media"
         replicas.note_lost(replica, ReplicaLostError("reset", may_have_begun=True))
-        assert replica.state == "unready"
+        assert not replica.is_ready
         assert choose_replica(about, [replica])[1] == "media"
-        replicas.note_lost(replica, ReplicaLostError("refused", may_have_begun=False))
+        replicas.note_lost(replica, ReplicaLostError("refused", may_have_begun=False, is_gone=True))
         assert choose_replica(about, [replica])[1] == "load"
         await wait_for_ready(replicas, 1)  # as it says
+        await replicas.remove(fake.address)
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_what_nobody_asked_for_is_nobodys_answer() -> None:
+    async def answer_twice(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(respond(asked.target) + respond("of somebody else"))
+
+    async def run(fake: FakeReplica) -> None:
+        replica = Replica(fake.address)
+        for number in range(5):
+            question = Question(b"GET", b"/%d" % number, QUESTION.headers)
+            assert (await (await replica.ask(question)).hold()).body == b'"/%d"' % number
+
+    with fakes(answer_twice) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_an_answer_that_was_closed_cannot_be_read() -> None:
+    async def run(fake: FakeReplica) -> None:
+        answer = await Replica(fake.address).ask(QUESTION)
+        await answer.hold()
+        with pytest.raises(AssertionError):
+            answer.pieces()
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_requests_to_a_replica_that_hangs_are_given_up_but_for_answers_that_have_begun(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas_module, "MAX_CHECK_SECONDS", 0.2)
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+
+    async def answer(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> bool | None:
+        if asked.target == "/begun":
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\na")
+            await replica.go.wait()
+            writer.write(b"b")
+        else:
+            replica.told.set()
+            await replica.wait_until_left(writer)
+        return True
+
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        begun = await replica.forward(Question(b"GET", b"/begun", QUESTION.headers), NOTHING)
+        asking = asyncio.create_task(replica.forward(QUESTION, NOTHING))
+        await asyncio.to_thread(fake.told.wait, 30)
+        fake.is_stopped = True
+        with pytest.raises(ReplicaLostError, match="hangs") as caught:
+            await asking
+        assert caught.value.may_have_begun
+        assert not replica.is_ready
+        fake.let_go()
+        assert (await begun.hold()).body == b"ab"
+        assert replica.num_requests == 0
+        await replicas.remove(fake.address)
+
+    with fakes(answer) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_a_replica_that_ends_is_forgotten_by_its_next_check() -> None:
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        replica.note_taken(about := Affinity({b"a": 1}))
+        await asyncio.to_thread(fake.die)
+        async with asyncio.timeout(30):
+            while replica.count_held_media_bytes(about):
+                await asyncio.sleep(0.01)
+        await replicas.remove(fake.address)
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_each_reason_why_a_replica_is_unready_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+
+    async def wait_until_logged(text: str) -> None:
+        async with asyncio.timeout(30):
+            while text not in caplog.text:
+                await asyncio.sleep(0.01)
+
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        fake.state = {"status": "starting"}
+        replicas.add(fake.address)
+        for status in ("starting", "still starting", "ok", "overloaded"):
+            fake.state = {"status": status}
+            await wait_until_logged(f"it says {status!r}")
+        await replicas.remove(fake.address)
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+    assert [each.levelname for each in caplog.records if "it says" in each.message] == [*["INFO"] * 3, "WARNING"]
+
+
+def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(fake: FakeReplica) -> None:
+        monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+        replicas, failed = Replicas(), asyncio.Event()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+
+        async def fail(_: Question) -> Any:
+            failed.set()
+            raise ServerOverloadedError("the router may open no more files")
+
+        monkeypatch.setattr(replica, "ask", fail)
+        await asyncio.wait_for(failed.wait(), 30)
+        failed.clear()
+        await asyncio.wait_for(failed.wait(), 30)
+        assert replica.is_ready
         await replicas.remove(fake.address)
 
     with fakes(say_who) as [fake]:

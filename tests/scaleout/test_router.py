@@ -9,7 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from keepsight.frontend.api.access import ADMIN_PATHS
 from keepsight.scaleout import forward
+from keepsight.scaleout.router_app import RESET_PATHS
 from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, reset, respond, routed, routing, say_who
 from tests.wait_until import wait_until
 
@@ -190,6 +192,60 @@ def test_a_request_about_uploads_on_two_replicas_is_refused() -> None:
         assert "media_1 and media_2" in found.json()["error"]["message"]
 
 
+def test_a_caller_whom_the_replicas_refuse_does_not_learn_what_they_have() -> None:
+    def of_owner(*ids: str) -> Any:
+        async def answer(replica: FakeReplica, asked: Asked, writer: Writer) -> None:
+            if asked.header("authorization"):
+                await _holder(*ids)(replica, asked, writer)
+            else:
+                writer.write(respond({} if asked.method != "HEAD" else "", 401))
+
+        return answer
+
+    with routed(of_owner("media_1"), of_owner("media_2")) as (url, replicas):
+        wait_for_ready(url, 2)
+        both = chat(*({"type": "image", "media_id": name} for name in ("media_1", "media_2")))
+        assert httpx.post(f"{url}{CHAT}", json=both, headers={"Authorization": "Bearer mine"}).status_code == 400
+        assert httpx.post(f"{url}{CHAT}", json=both).status_code == 401
+        for replica in replicas:
+            replica.asked.clear()
+        many = chat(*({"type": "image", "media_id": f"media_x{number}"} for number in range(64)))
+        assert httpx.post(f"{url}{CHAT}", json=many).status_code == 401
+        assert sum(each.method == "HEAD" for replica in replicas for each in replica.asked) == 2
+
+
+def test_more_ids_than_any_request_has_are_not_looked_for() -> None:
+    with routed(_holder(), _holder()) as (url, replicas):
+        wait_for_ready(url, 2)
+        many = chat(*({"type": "image", "media_id": f"media_{number}"} for number in range(65)))
+        assert httpx.post(f"{url}{CHAT}", json=many).status_code == 200
+        assert [each.method for replica in replicas for each in replica.asked] == ["POST"]
+
+
+def test_an_upload_whose_replica_may_be_one_that_does_not_say_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forward, "MAX_WAIT_SECONDS", 0.1)
+
+    async def fail(replica: FakeReplica, asked: Asked, writer: Writer) -> None:
+        writer.write(b"HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")
+
+    with routed(_holder("media_1"), _holder()) as (url, [owner, other]):
+        wait_for_ready(url, 2)
+        owner.state = {"status": "overloaded"}
+        wait_for_ready(url, 1)
+        found = httpx.get(f"{url}/v1/files/media_1")
+        assert (found.status_code, found.json()["error"]["code"]) == (503, "no_replica")
+        monkeypatch.setattr(forward, "MAX_WAIT_SECONDS", 30)
+        with _connect(url) as connection:
+            connection.sendall(b"GET /v1/files/media_1 HTTP/1.1\r\nHost: x\r\n\r\n")
+            wait_until(lambda: len(other.asked) > 1)
+            owner.state = {"status": "ok"}
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        monkeypatch.setattr(forward, "MAX_WAIT_SECONDS", 0.1)
+        other.script = fail
+        assert httpx.get(f"{url}/v1/files/media_2").status_code == 503
+        assert httpx.get(f"{url}/v1/files/media_1").json() == {"replica": owner.port}
+
+
 def test_an_owner_that_knows_it_no_more_is_asked_for_anew() -> None:
     with routed(_holder("media_1"), _holder("media_1")) as (url, replicas):
         wait_for_ready(url, 2)
@@ -263,6 +319,47 @@ def test_a_replica_without_room_is_left_for_another_and_the_refusal_counts_if_al
         assert (found.status_code, found.json(), found.headers["retry-after"]) == (503, {"refused": True}, "2")
 
 
+def test_a_refusal_that_breaks_off_is_a_loss() -> None:
+    async def refuse(replica: FakeReplica, asked: Asked, writer: Writer) -> bool:
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 100\r\n\r\nabc")
+        return True
+
+    with routed(refuse, say_who) as (url, [_, other]):
+        wait_for_ready(url, 2)
+        for _ in range(6):
+            assert httpx.post(f"{url}{CHAT}", json=chat()).json() == {"replica": other.port}
+        other.script = refuse
+        wait_for_ready(url, 2)
+        assert httpx.post(f"{url}{CHAT}", json=chat()).json()["error"]["code"] == "engine_lost"
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "content"),
+    [
+        (b"HTTP/1.1 999 OK\r\nContent-Length: 0\r\n\r\n", 503, None),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcde\r\n0\r\n\r\n",
+            200,
+            b"abcde",
+        ),
+        (b"HTTP/1.1 304 Same\r\nContent-Length: 7\r\n\r\n", 304, b""),
+        (b"HTTP/1.1 204 None\r\nContent-Length: 2\r\n\r\nok", 204, b""),
+    ],
+)
+def test_strange_answers_pass_or_are_losses(
+    said: bytes, status: int, content: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def answer(replica: FakeReplica, asked: Asked, writer: Writer) -> None:
+        writer.write(said)
+
+    with routed(answer) as (url, _):
+        wait_for_ready(url, 1)
+        found = httpx.get(f"{url}/v1/models")
+        assert found.status_code == status
+        assert content in (None, found.content)
+    assert "Traceback" not in caplog.text
+
+
 def test_a_connection_closed_just_as_a_request_is_sent_costs_nothing() -> None:
     async def answer_once(replica: FakeReplica, asked: Asked, writer: Writer) -> bool:
         if writer in used:
@@ -314,7 +411,9 @@ def test_a_stream_that_breaks_off_ends_with_an_error_in_the_form_of_its_api(path
 
 
 @pytest.mark.parametrize("kind", ["whole", "within an event"])
-def test_any_other_answer_that_breaks_off_has_no_end_for_the_client_either(kind: str) -> None:
+def test_any_other_answer_that_breaks_off_has_no_end_for_the_client_either(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async def break_off(replica: FakeReplica, asked: Asked, writer: Writer) -> bool:
         if kind == "whole":
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{")
@@ -329,6 +428,8 @@ def test_any_other_answer_that_breaks_off_has_no_end_for_the_client_either(kind:
         replica.let_go()
         with pytest.raises(httpx.RemoteProtocolError):
             list(pieces)
+    assert "an answer broke off" in caplog.text
+    assert "ERROR" not in [each.levelname for each in caplog.records]
 
 
 def test_requests_wait_a_moment_for_a_replica_that_is_started_again() -> None:
@@ -357,6 +458,7 @@ def test_without_a_ready_replica_a_request_is_refused_with_a_time_to_try_again(m
     "said", [b"SSH-2.0-OpenSSH_9\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n<p/>", b"", None]
 )
 def test_what_is_no_keepsight_server_gets_no_requests(said: bytes | None, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     with socket.create_server(("127.0.0.1", 0)) as other, fakes(say_who) as [replica]:
         port = other.getsockname()[1]
         if said is None:
@@ -410,23 +512,13 @@ def test_an_answer_that_its_client_does_not_read_stays_at_the_replica() -> None:
     with routed(answer_hugely) as (url, _), _connect(url) as connection:
         connection.sendall(b"GET /v1/files/x/content HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert connection.recv(10)
-        _wait_until_still(sent)
+        for _ in range(50):  # the router works meanwhile
+            httpx.get(f"{url}/health")
         assert len(sent) < 64
         num_read = 0
         while piece := connection.recv(2**20):
             num_read += len(piece)
         assert num_read > size - 10
-
-
-def _wait_until_still(sent: list[int]) -> None:
-    """Wait until nothing was sent for a while."""
-    seen = list[int]()
-
-    def is_still() -> bool:
-        seen.append(len(sent))
-        return len(seen) > 20 and len({*seen[-20:]}) == 1
-
-    wait_until(is_still)
 
 
 def test_running_answers_may_finish_as_the_router_shuts_down() -> None:
@@ -474,6 +566,46 @@ def test_a_reset_goes_to_all_and_the_worst_status_is_answered() -> None:
         wait_for_ready(url, 3)
         assert httpx.post(f"{url}/reset_mm_cache").status_code == 401
         assert [[asked.target for asked in replica.asked] for replica in replicas] == [["/reset_mm_cache"]] * 3
+
+
+def test_the_paths_of_resets_are_the_servers() -> None:
+    assert RESET_PATHS == ADMIN_PATHS
+
+
+def test_what_a_replica_held_is_forgotten_only_as_it_resets_its_caches() -> None:
+    async def refuse_resets(replica: FakeReplica, asked: Asked, writer: Writer) -> None:
+        writer.write(respond({"replica": replica.port}, status if "reset" in asked.target else 200))
+
+    def choose() -> str:
+        httpx.post(f"{url}{CHAT}", json=chat(PICTURE))
+        return "media" if f'chosen_by="media"}} {len(chosen) + 1}\n' in httpx.get(f"{url}/metrics").text else "load"
+
+    status = 401
+    with routed(refuse_resets) as (url, _):
+        wait_for_ready(url, 1)
+        httpx.post(f"{url}{CHAT}", json=chat(PICTURE))
+        chosen = list[str]()
+        for path, status in (("/reset_mm_cache", 401), ("/reset_nothing", 200), ("/reset_mm_cache", 200)):  # noqa: B007
+            httpx.post(f"{url}{path}")
+            chosen.append(choose())
+        assert chosen == ["media", "media", "load"]
+
+
+def test_a_reset_that_a_replica_is_lost_in_fails() -> None:
+    with routed(say_who, die_before_the_head) as (url, _):
+        wait_for_ready(url, 2)
+        assert httpx.post(f"{url}/reset_mm_cache").status_code == 503
+
+
+@pytest.mark.parametrize("said", [[1], {"data": 1}, {"data": [{}], "has_more": False}, "<p/>"])
+def test_what_is_no_list_of_uploads_is_an_error(said: object, caplog: pytest.LogCaptureFixture) -> None:
+    async def answer(replica: FakeReplica, asked: Asked, writer: Writer) -> None:
+        writer.write(respond(said))
+
+    with routed(answer) as (url, _):
+        wait_for_ready(url, 1)
+        assert httpx.get(f"{url}/v1/files").status_code == 503
+    assert "Traceback" not in caplog.text
 
 
 def test_uploads_of_all_replicas_are_listed_as_one_page() -> None:

@@ -103,8 +103,8 @@ def choose_engine(
 
     def merit_of(engine: Engine) -> Merit:
         work_ahead = engine.num_tokens_in_flight - engine.count_prefix_tokens(prefixes)
-        affinity = rendezvous(cache_key, request.cache_salt, engine.rank) if cache_key else b""
-        return Merit(engine.count_held_media_tokens(request), affinity, work_ahead)
+        of_cache_key = rendezvous(cache_key, request.cache_salt, engine.rank) if cache_key else b""
+        return Merit(engine.count_held_media_tokens(request), of_cache_key, -work_ahead)
 
     def break_tie(engine: Engine) -> bytes:
         beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])

@@ -6,14 +6,15 @@ quotes are escaped. A name that is found wrongly costs only a worse choice, or a
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 import xxhash
 from msgspec import Raw
 
-from keepsight.frontend.http.decode_body import Buffer
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.http.decode_body import Buffer, check_num_values
 from keepsight.frontend.prompt.lift_data_urls import LiftedUrl, find_urls
 
 # An answer, and a picture's part of a prompt, count as much text as this. (256 tokens of about 4 bytes.)
@@ -22,12 +23,17 @@ ANSWER_BYTES = MEDIA_BYTES_IN_PROMPT = 1024
 TYPICAL_MEDIA_BYTES = 2**18
 # Beginnings of prompts are compared at lengths of this times a power of two.
 SHORTEST_BEGINNING = 256
+# More than any request has. Beyond, looking would take long, and there is no affinity.
+MAX_MEDIA = 1024
+# Without its large media.
+MAX_TEXT_BYTES = 2**23
 _MEDIA = re.compile(
-    rb'"(?:(?:image|video|audio|file)_(?:url|data|id)|url|image|video|audio|image_embeds|data|media_id|uuid)"'
-    rb'\s*:\s*"([^"]+)"'
+    rb'"(?:(?:image|video|audio|file)_(?:url|data|id)|url|image|video|audio|image_embeds|(?P<bare>data)|media_id|uuid)"'
+    rb'\s*:\s*"(?P<value>[^"]+)"'
 )
 # Of uploads and stored responses.
 _ID = re.compile(r"(?:media_|resp_)\w{1,64}", re.ASCII)
+MAX_ID_BYTES = 100
 _HANDLE_PREFIX = re.compile(r"media:\\?/\\?/")
 _UPLOADS = ("/v1/media", "/v1/files")
 _PATH = re.compile(r"/v1/(?:media|files|responses)/([^/]+)(?:/\w+)?")
@@ -76,22 +82,25 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
     if not bytes(body[:64]).lstrip().startswith(b"{"):
         return Affinity()
     text, sizes = _name_large_media(body)
+    if len(text) > MAX_TEXT_BYTES:
+        return Affinity()
     try:
+        check_num_values(text)
         prompt = _decoder.decode(text)
         cache_key = _read_text(prompt.prompt_cache_key)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except (InvalidArgumentError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Affinity()
     parts = [bytes(getattr(prompt, name)) for name in _Prompt.__struct_fields__[:-1]]
-    beginning = b"\n".join(parts)
-    found = list(dict.fromkeys(_MEDIA.findall(beginning)))
+    if (named_media := _name_media(b"\n".join(parts), sizes)) is None:
+        return Affinity()
+    beginning, found = named_media
     ids = dict.fromkeys(_read_ids([*found, bytes(prompt.previous_response_id).strip(b'"')]))
-    media = {xxhash.xxh3_128_digest(each): sizes.get(each, TYPICAL_MEDIA_BYTES) for each in found}
     return Affinity(
-        media,
+        {xxhash.xxh3_128_digest(each): num_bytes for each, num_bytes in found.items()},
         tuple(_name_beginnings(beginning)),
         cache_key,
         tuple(ids),
-        len(beginning) + len(media) * MEDIA_BYTES_IN_PROMPT + ANSWER_BYTES,
+        len(beginning) + len(found) * MEDIA_BYTES_IN_PROMPT + ANSWER_BYTES,
     )
 
 
@@ -110,8 +119,32 @@ def _name_large_media(body: Buffer) -> tuple[bytes, Mapping[bytes, int]]:
     return b"".join([*pieces, view[kept:]]), sizes
 
 
-def _read_ids(found: list[bytes]) -> list[str]:
-    names = (_HANDLE_PREFIX.sub("", each.decode(errors="replace"), count=1) for each in found)
+def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping[bytes, int]] | None:
+    """Return the text with a hash in place of each picture that is in it, and the sizes of all its media.
+
+    `sizes`: of those that have such a name already. None if there are too many.
+    """
+    pieces, kept = list[bytes](), 0
+    found: dict[bytes, int] = {}
+    for number, match in enumerate(_MEDIA.finditer(text)):
+        if number == MAX_MEDIA:
+            return None
+        value = match["value"]
+        if value in sizes:
+            found[value] = sizes[value]
+        elif match["bare"] or value.startswith(b"data:"):
+            # Short, or with escapes: JSON's writers in PHP put a backslash before each slash.
+            found[value] = len(value)
+            pieces += [text[kept : match.start("value")], xxhash.xxh3_128_hexdigest(value).encode()]
+            kept = match.end("value")
+        else:
+            found[value] = TYPICAL_MEDIA_BYTES
+    return b"".join([*pieces, text[kept:]]), found
+
+
+def _read_ids(found: Iterable[bytes]) -> list[str]:
+    short = (each for each in found if len(each) <= MAX_ID_BYTES)
+    names = (_HANDLE_PREFIX.sub("", each.decode(errors="replace"), count=1) for each in short)
     return [name for name in names if _ID.fullmatch(name)]
 
 

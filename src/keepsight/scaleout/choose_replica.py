@@ -4,7 +4,7 @@ Pure: no connections, no clock. What a replica holds is estimated from what was 
 duplicate work. Invariant: a replica's work in flight is that of the requests noted as sent and not yet as ended.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Literal, TypeVar
 
@@ -18,30 +18,72 @@ MAX_NAMES = 2**16
 ChosenBy = Literal["owner", "media", "cache_key", "beginning", "load"]
 
 
+class _KnownNames:
+    """Names of what a server has, or soon will: they are in flight, or were taken by it."""
+
+    def __init__(self) -> None:
+        self._in_flight = Counter[bytes]()
+        # The least recently used first.
+        self._taken = OrderedDict[bytes, None]()
+
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._in_flight or name in self._taken
+
+    def note_sent(self, names: Iterable[bytes]) -> None:
+        for name in names:  # `update` would count with a mapping's values
+            self._in_flight[name] += 1
+
+    def note_taken(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self._taken[name] = None
+            self._taken.move_to_end(name)
+        while len(self._taken) > MAX_NAMES:
+            self._taken.popitem(last=False)
+
+    def note_ended(self, names: Iterable[bytes]) -> None:
+        for name in names:
+            self._in_flight[name] -= 1
+            if not self._in_flight[name]:
+                del self._in_flight[name]
+
+    def forget_taken(self) -> None:
+        self._taken.clear()
+
+    def check_invariants(self, *, is_idle: bool) -> None:
+        assert all(count > 0 for count in self._in_flight.values())
+        assert not (is_idle and self._in_flight)
+        assert len(self._taken) <= MAX_NAMES
+
+
 class ReplicaView:
     """What is known of one replica."""
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.num_bytes_in_flight = self.num_requests = 0
-        # Names of what was sent there, the least recently sent first.
-        self._media = OrderedDict[bytes, None]()
-        self._beginnings = OrderedDict[bytes, None]()
+        self._media, self._beginnings = _KnownNames(), _KnownNames()
 
     def note_sent(self, affinity: Affinity) -> None:
         self.num_requests += 1
         self.num_bytes_in_flight += affinity.num_bytes
-        _remember(self._media, affinity.media)
-        _remember(self._beginnings, affinity.beginnings)
+        self._media.note_sent(affinity.media)
+        self._beginnings.note_sent(affinity.beginnings)
+
+    def note_taken(self, affinity: Affinity) -> None:
+        """Called if the replica does not refuse a request that was sent. (Anybody may send some that it refuses.)"""
+        self._media.note_taken(affinity.media)
+        self._beginnings.note_taken(affinity.beginnings)
 
     def note_ended(self, affinity: Affinity) -> None:
         self.num_requests -= 1
         self.num_bytes_in_flight -= affinity.num_bytes
+        self._media.note_ended(affinity.media)
+        self._beginnings.note_ended(affinity.beginnings)
 
     def forget(self) -> None:
         """Called when the replica's caches are empty."""
-        self._media.clear()
-        self._beginnings.clear()
+        self._media.forget_taken()
+        self._beginnings.forget_taken()
 
     def count_held_media_bytes(self, affinity: Affinity) -> int:
         return sum(num_bytes for name, num_bytes in affinity.media.items() if name in self._media)
@@ -55,16 +97,8 @@ class ReplicaView:
         assert self.num_requests >= 0
         assert self.num_bytes_in_flight >= 0
         assert self.num_requests or not self.num_bytes_in_flight
-        assert len(self._media) <= MAX_NAMES
-        assert len(self._beginnings) <= MAX_NAMES
-
-
-def _remember(names: OrderedDict[bytes, None], used: Iterable[bytes]) -> None:
-    for name in used:
-        names[name] = None
-        names.move_to_end(name)
-    while len(names) > MAX_NAMES:
-        names.popitem(last=False)
+        for names in (self._media, self._beginnings):
+            names.check_invariants(is_idle=not self.num_requests)
 
 
 View = TypeVar("View", bound=ReplicaView)
@@ -75,8 +109,8 @@ def choose_replica(affinity: Affinity, replicas: Collection[View]) -> tuple[View
 
     def merit_of(replica: View) -> Merit:
         work_ahead = replica.num_bytes_in_flight - replica.count_known_beginning(affinity)
-        of_key = rendezvous(affinity.cache_key, replica.address) if affinity.cache_key else b""
-        return Merit(replica.count_held_media_bytes(affinity), of_key, work_ahead)
+        of_cache_key = rendezvous(affinity.cache_key, replica.address) if affinity.cache_key else b""
+        return Merit(replica.count_held_media_bytes(affinity), of_cache_key, -work_ahead)
 
     def break_tie(replica: View) -> bytes:
         return rendezvous(next(iter((*affinity.media, *affinity.beginnings)), b""), replica.address)
@@ -89,6 +123,6 @@ def choose_replica(affinity: Affinity, replicas: Collection[View]) -> tuple[View
 def _name_reason(merit: Merit, known_beginning: int) -> ChosenBy:
     if merit.held_media:
         return "media"
-    if merit.affinity:
+    if merit.of_cache_key:
         return "cache_key"
     return "beginning" if known_beginning else "load"

@@ -7,10 +7,36 @@ asked for the page that the client wants, and the first of all that they list ar
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
+from keepsight.errors import NoReplicaError
+
 Page = dict[str, Any]
+
+
+class _Upload(msgspec.Struct):
+    id: str
+
+
+class _Page(msgspec.Struct):
+    """What every list has."""
+
+    data: list[_Upload]
+    has_more: bool
+
+
 _DEFAULT_LIMITS = {"/v1/media": 20, "/v1/files": 10_000}
 _ANTHROPICS_DEFAULT_LIMIT = 20
 LIST_PATHS = _DEFAULT_LIMITS.keys()
+
+
+def read_page(body: bytes) -> Page:
+    try:
+        msgspec.json.decode(body, type=_Page)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise NoReplicaError(f"a server behind this address does not list its uploads: {error}") from error
+    page: Page = msgspec.json.decode(body)
+    return page
 
 
 def merge_lists(path: str, query: Mapping[str, str], pages: Sequence[Page]) -> Page:

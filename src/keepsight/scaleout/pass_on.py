@@ -12,7 +12,7 @@ from starlette.types import Message, Scope, Send
 
 from keepsight.errors import EngineLostError, ReplicaLostError
 from keepsight.frontend.http.error_response import ErrorResponse, MessagesError, asks_anthropic
-from keepsight.scaleout.replica import Answer, Headers
+from keepsight.scaleout.replica import Answer, Headers, WholeAnswer
 
 logger = logging.getLogger(__name__)
 # The headers of one connection, not of what it carries. (https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1)
@@ -30,8 +30,8 @@ def keep_end_to_end(headers: Headers) -> Headers:
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
 
 
-async def pass_on(answer: Answer, scope: Scope, send: Send) -> None:
-    headers = [each for each in keep_end_to_end(answer.headers) if each[0] != b"date"]  # the HTTP server has its own
+async def pass_on(answer: Answer | WholeAnswer, scope: Scope, send: Send) -> None:
+    headers = _keep_headers(answer)
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
     events = _EventCount() if _is_event_stream(headers) else None
     try:
@@ -46,6 +46,14 @@ async def pass_on(answer: Answer, scope: Scope, send: Send) -> None:
             return  # without an end, on which the HTTP server closes the connection
         await send(_body(_write_error(scope, events.count)))
     await send({"type": "http.response.body"})
+
+
+def _keep_headers(answer: Answer | WholeAnswer) -> Headers:
+    dropped = {b"date"}  # the HTTP server has its own
+    # Which does not count where there are chunks, nor where there is no body.
+    if answer.status in (204, 304) or any(name.lower() == b"transfer-encoding" for name, _ in answer.headers):
+        dropped.add(b"content-length")
+    return [each for each in keep_end_to_end(answer.headers) if each[0] not in dropped]
 
 
 def _body(piece: bytes) -> Message:

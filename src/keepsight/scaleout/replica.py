@@ -2,30 +2,25 @@
 
 Knows nothing of what is asked. A server may close a connection that was used before at any time, even as a request is
 being sent: the request is then sent once more, over a new one. An answer that is not read to its end takes its
-connection with it, so that the server learns that nobody wants it.
+connection with it.
 """
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from urllib.parse import urlsplit
 
-import httpcore
+import h11
 
 from keepsight.errors import InvalidArgumentError, ReplicaLostError
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.choose_replica import ReplicaView
-from keepsight.scaleout.replica_stream import ReplicaBackend
+from keepsight.scaleout.replica_connection import ReplicaConnection
 
-State = Literal["unknown", "ready", "unready"]
 Headers = list[tuple[bytes, bytes]]
-# Less than servers keep an idle connection (`http_server.IDLE_SECONDS`).
-KEEP_SECONDS = 60.0
-# An answer may take any time; a server that takes nothing in for so long is lost.
-TIMEOUTS = {"connect": 5.0, "write": 60.0}
 PIECE_BYTES = 2**18
 # Of answers that the router reads itself: errors, lists, states.
 MAX_HELD_BYTES = 2**26
@@ -40,151 +35,156 @@ class Question:
     headers: Headers
     body: Buffer = b""
 
-    async def pieces(self) -> AsyncIterator[memoryview]:
+    def head(self) -> h11.Request:
+        try:
+            return h11.Request(method=self.method, target=self.target, headers=self.headers)
+        except h11.LocalProtocolError as error:
+            raise InvalidArgumentError("headers", f"cannot be forwarded: {error}") from error
+
+    def pieces(self) -> Iterator[memoryview]:
         view = memoryview(self.body)
-        for at in range(0, len(view), PIECE_BYTES):
-            yield view[at : at + PIECE_BYTES]
+        return (view[at : at + PIECE_BYTES] for at in range(0, len(view), PIECE_BYTES))
+
+
+@dataclass(frozen=True, slots=True)
+class WholeAnswer:
+    """An answer that was read to its end."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+    async def pieces(self) -> AsyncGenerator[bytes, None]:
+        yield self.body
+
+    def with_body(self, body: bytes) -> "WholeAnswer":
+        headers = [each for each in self.headers if each[0].lower() != b"content-length"]
+        return replace(self, headers=[*headers, (b"content-length", b"%d" % len(body))], body=body)
+
+    def close(self) -> None:
+        """Nothing is left to be closed."""
 
 
 class Answer:
     """An answer that has begun. It has to be closed."""
 
-    def __init__(self, response: httpcore.Response, on_closed: Callable[[], object]) -> None:
-        self.status, self.headers = response.status, response.headers
-        self._response, self._on_closed = response, on_closed
-        # Its whole body, once it was read.
-        self.held: bytes | None = None
+    def __init__(self, response: h11.Response, connection: ReplicaConnection) -> None:
+        self.status, self.headers = response.status_code, response.headers.raw_items()
+        self._connection: ReplicaConnection | None = connection
+        # What is to be done when it is closed.
+        self.on_closed = ExitStack()
 
-    async def pieces(self) -> AsyncGenerator[bytes, None]:
+    def pieces(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it comes. Raises ReplicaLostError if it breaks off."""
-        if self.held is not None:
-            yield self.held
-            return
-        with _naming_losses():
-            async for piece in self._response.aiter_stream():
-                yield piece
+        assert self._connection is not None, "its connection may be another answer's by now"
+        return self._connection.pieces()
 
-    async def hold(self) -> bytes:
+    async def hold(self) -> WholeAnswer:
         """Read all of it, and close it: its connection is free for other requests."""
-        held = bytearray()
-        try:
+        body = bytearray()
+        with closing(self):
             async for piece in self.pieces():
-                held += piece
-                if len(held) > MAX_HELD_BYTES:
+                body += piece
+                if len(body) > MAX_HELD_BYTES:
                     raise ReplicaLostError(f"it answers more than {MAX_HELD_BYTES} bytes", may_have_begun=True)
-        finally:
-            await self.aclose()
-        self.held = bytes(held)
-        return self.held
+        return WholeAnswer(self.status, self.headers, bytes(body))
 
-    def with_body(self, body: bytes) -> "Answer":
-        """Return this answer, which was read, with another body."""
-        length = (b"content-length", b"%d" % len(body))
-        self.headers = [each for each in self.headers if each[0].lower() != b"content-length"] + [length]
-        self.held = body
-        return self
-
-    async def aclose(self) -> None:
+    def close(self) -> None:
         """Close it at once, even if the server is still answering. May be called again."""
-        on_closed, self._on_closed = self._on_closed, bool
-        try:
-            await self._response.aclose()
-        finally:
-            on_closed()
+        self._connection = None
+        self.on_closed.close()
 
 
 class Replica(ReplicaView):
     def __init__(self, address: str) -> None:
         super().__init__(address)
-        self.state: State = "unknown"
-        self.was_ready = False
-        self._url = httpcore.URL(address)
-        self._backend = ReplicaBackend(ssl.create_default_context() if self._url.scheme == b"https" else None)
+        self.is_ready = self.was_ready = False
+        # Why it is ready, or not.
+        self.reason = ""
+        url = urlsplit(address)
+        self._tls = ssl.create_default_context() if url.scheme == "https" else None
+        self._host, self._port = url.hostname or "", url.port or (80 if self._tls is None else 443)
         # Connections that wait for a request, the last used last.
-        self._idle: list[httpcore.AsyncHTTPConnection] = []
+        self._idle: list[ReplicaConnection] = []
+        # Of the questions whose answers have not begun.
+        self._patience = set[asyncio.Timeout]()
 
-    async def ask(self, question: Question, affinity: Affinity | None = None) -> Answer:
-        """Return the answer as soon as it begins. Raises ReplicaLostError.
+    async def ask(self, question: Question) -> Answer:
+        """Return the answer as soon as it begins. Raises ReplicaLostError."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._patience.add(patience)
+                try:
+                    return await self._ask(question)
+                finally:
+                    self._patience.discard(patience)
+        except TimeoutError:
+            raise ReplicaLostError("it was given up, as it hangs", may_have_begun=True) from None
 
-        `affinity`: counts as work in flight, and as known to the server from then on; None: the router's own question.
-        """
-        if affinity is None:
-            return await self._ask(question, bool)
+    async def forward(self, question: Question, affinity: Affinity) -> Answer:
+        """Ask what a client does: it counts as work in flight, and its media as known here once they are taken."""
         self.note_sent(affinity)
         try:
-            return await self._ask(question, lambda: self.note_ended(affinity))
+            answer = await self.ask(question)
         except BaseException:
             self.note_ended(affinity)
             raise
+        answer.on_closed.callback(self.note_ended, affinity)
+        if answer.status < 400:
+            self.note_taken(affinity)
+        return answer
 
-    async def close_expired(self) -> None:
-        """Close idle connections that are too old, or that the server has closed."""
-        expired = [connection for connection in self._idle if connection.has_expired()]
-        self._idle = [connection for connection in self._idle if connection not in expired]
-        await asyncio.gather(*(connection.aclose() for connection in expired))
+    def give_up(self) -> None:
+        """Have all questions fail whose answers have not begun: the server hangs."""
+        given_up, self._patience = self._patience, set()
+        for each in given_up:
+            each.reschedule(0)
 
-    async def close_idle(self) -> None:
+    def close_unusable(self) -> None:
+        """Close idle connections that are too old, that the server has closed, or that it has sent something over."""
+        unusable = [connection for connection in self._idle if not connection.is_usable]
+        self._idle = [connection for connection in self._idle if connection not in unusable]
+        for connection in unusable:
+            connection.close()
+
+    def close_idle(self) -> None:
         """Close all connections that wait for a request."""
-        idle, self._idle = self._idle, []
-        await asyncio.gather(*(connection.aclose() for connection in idle))
+        while self._idle:
+            self._idle.pop().close()
 
-    async def _ask(self, question: Question, on_ended: Callable[[], object]) -> Answer:
-        if (used := await self._take_idle()) is not None:
+    async def _ask(self, question: Question) -> Answer:
+        head, first_loss = question.head(), None
+        if (used := self._take_idle()) is not None:
             try:
-                return await self._ask_over(used, question, on_ended)
+                return await self._ask_over(used, head, question)
             except ReplicaLostError as lost:
                 first_loss = lost
-        else:
-            first_loss = None
-        new = httpcore.AsyncHTTPConnection(
-            self._url.origin, keepalive_expiry=KEEP_SECONDS, network_backend=self._backend
-        )
         try:
-            return await self._ask_over(new, question, on_ended)
+            new = await ReplicaConnection.open(self._host, self._port, self._tls)
+            return await self._ask_over(new, head, question)
         except ReplicaLostError as lost:
             # If nobody listens any more, the first may have been the end of the server.
-            raise first_loss or lost from None
+            lost.may_have_begun |= first_loss is not None
+            raise
 
-    async def _take_idle(self) -> httpcore.AsyncHTTPConnection | None:
+    def _take_idle(self) -> ReplicaConnection | None:
         while self._idle:
             connection = self._idle.pop()
-            if not connection.has_expired():
+            if connection.is_usable:
                 return connection
-            await connection.aclose()
+            connection.close()
         return None
 
-    async def _ask_over(
-        self, connection: httpcore.AsyncHTTPConnection, question: Question, on_ended: Callable[[], object]
-    ) -> Answer:
-        url = httpcore.URL(scheme=self._url.scheme, host=self._url.host, port=self._url.port, target=question.target)
-        request = httpcore.Request(
-            question.method,
-            url,
-            headers=question.headers,
-            content=question.pieces(),  # type: ignore[arg-type]  # any buffer will do, and copying would take long
-            extensions={"timeout": TIMEOUTS},
-        )
-        with _naming_losses():
-            response = await connection.handle_async_request(request)
-            if response.status < 200:
-                await connection.aclose()
-                raise httpcore.RemoteProtocolError(f"it answers with status {response.status}")
+    async def _ask_over(self, connection: ReplicaConnection, head: h11.Request, question: Question) -> Answer:
+        try:
+            response = await connection.begin(head, question.pieces())
+        except BaseException:
+            connection.close()
+            raise
+        answer = Answer(response, connection)
+        answer.on_closed.callback(self._take_back, connection)
+        return answer
 
-        def take_back() -> None:
-            if connection.is_idle():  # else httpcore has closed it
-                self._idle.append(connection)
-            on_ended()
-
-        return Answer(response, take_back)
-
-
-@contextmanager
-def _naming_losses() -> Iterator[None]:
-    try:
-        yield
-    except httpcore.ConnectError as error:
-        raise ReplicaLostError(f"it cannot be reached: {error or repr(error)}", may_have_begun=False) from error
-    except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
-        raise ReplicaLostError(f"the connection failed: {error or repr(error)}", may_have_begun=True) from error
-    except httpcore.LocalProtocolError as error:
-        raise InvalidArgumentError("headers", f"cannot be forwarded: {error}") from error
+    def _take_back(self, connection: ReplicaConnection) -> None:
+        if connection.end():
+            self._idle.append(connection)

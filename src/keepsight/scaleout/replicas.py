@@ -9,12 +9,12 @@ from collections.abc import Collection, Sequence
 
 import msgspec
 
-from keepsight.errors import ReplicaLostError
-from keepsight.scaleout.replica import Answer, Question, Replica, State
+from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.scaleout.replica import Question, Replica, WholeAnswer
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_CHECKS = 1.0
-# A busy server answers late, one that is stopped never.
+# A server's event loop answers, which waits for no engine: one that takes longer hangs, however busy it is.
 MAX_CHECK_SECONDS = 10.0
 
 
@@ -25,8 +25,8 @@ class _Readiness(msgspec.Struct):
 class Replicas:
     def __init__(self) -> None:
         self._watches: dict[Replica, asyncio.Task[None]] = {}
-        # Replaced each time that it is set.
-        self._changed = asyncio.Event()
+        # Set once a server becomes ready or unready; replaced then.
+        self.changed = asyncio.Event()
 
     @property
     def all(self) -> Collection[Replica]:
@@ -34,7 +34,7 @@ class Replicas:
 
     @property
     def ready(self) -> Sequence[Replica]:
-        return [replica for replica in self._watches if replica.state == "ready"]
+        return [replica for replica in self._watches if replica.is_ready]
 
     def add(self, address: str) -> Replica:
         """Add a server, such as http://10.0.0.1:8000; it gets requests once it is ready."""
@@ -49,71 +49,73 @@ class Replicas:
         watch.cancel()
         await asyncio.gather(watch, return_exceptions=True)
         self._note_change()
-        await replica.close_idle()
+        replica.close_idle()
 
     def note_lost(self, replica: Replica, lost: ReplicaLostError) -> None:
-        """Give a server no requests until it says that it is ready. If nobody listens there, its caches are gone."""
-        self._set_state(replica, "unready", str(lost))
-        if not lost.may_have_begun:
+        """Give a server no requests until it says that it is ready."""
+        if lost.is_gone:
             replica.forget()
+        if replica.is_ready:
+            self._set_state(replica, False, str(lost))
 
-    async def wait_for_change(self) -> None:
-        """Wait until the state of any server changes."""
-        await self._changed.wait()
-
-    async def ask_all(self, question: Question, max_seconds: float) -> dict[Replica, Answer]:
-        """Return the whole answers of all servers that are ready, but for those that fail to answer."""
+    async def ask_all(self, question: Question, max_seconds: float) -> dict[Replica, WholeAnswer | None]:
+        """Return the answers of all servers that are ready; None for those that fail to answer."""
         asked = self.ready
         answers = await asyncio.gather(*(self._try_to_ask(replica, question, max_seconds) for replica in asked))
-        return {replica: answer for replica, answer in zip(asked, answers, strict=True) if answer is not None}
+        return dict(zip(asked, answers, strict=True))
 
-    async def _try_to_ask(self, replica: Replica, question: Question, max_seconds: float) -> Answer | None:
+    async def _try_to_ask(self, replica: Replica, question: Question, max_seconds: float) -> WholeAnswer | None:
         try:
-            return await _ask_within(max_seconds, replica, question)
+            async with asyncio.timeout(max_seconds):
+                return await (await replica.ask(question)).hold()
+        except TimeoutError:
+            self.note_lost(replica, ReplicaLostError(f"it does not answer within {max_seconds:g} s", True))
         except ReplicaLostError as lost:
             self.note_lost(replica, lost)
-            return None
+        return None
 
     async def _watch(self, replica: Replica) -> None:
         host = replica.address.partition("://")[2].encode()
         question = Question(b"GET", b"/ready", [(b"host", host), (b"accept", b"*/*")])
         while True:
-            self._set_state(replica, *await _check(replica, question))
-            await replica.close_expired()
+            await self._check(replica, question)
+            replica.close_unusable()
             await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
 
-    def _set_state(self, replica: Replica, state: State, reason: str) -> None:
-        if replica.state != state:
-            replica.state = state
-            replica.was_ready |= state == "ready"
-            logger.log(
-                logging.INFO if state == "ready" else logging.WARNING, "%s is %s: %s", replica.address, state, reason
-            )
+    async def _check(self, replica: Replica, question: Question) -> None:
+        try:
+            async with asyncio.timeout(MAX_CHECK_SECONDS):
+                answer = await (await replica.ask(question)).hold()
+            self._set_state(replica, *_read_state(answer))
+        except TimeoutError:
+            self._set_state(replica, False, f"it does not answer within {MAX_CHECK_SECONDS:g} s")
+            replica.give_up()
+        except ReplicaLostError as lost:
+            self.note_lost(replica, lost)
+            self._set_state(replica, False, str(lost))
+        except ServerOverloadedError:
+            pass  # of the router itself, which says nothing of the server
+
+    def _set_state(self, replica: Replica, is_ready: bool, reason: str) -> None:
+        has_changed = replica.is_ready != is_ready
+        if has_changed or replica.reason != reason:
+            replica.is_ready, replica.reason = is_ready, reason
+            replica.was_ready |= is_ready
+            # One that was never ready is starting.
+            level = logging.WARNING if replica.was_ready and not is_ready else logging.INFO
+            logger.log(level, "%s is %s: %s", replica.address, "ready" if is_ready else "unready", reason)
+        if has_changed:
             self._note_change()
 
     def _note_change(self) -> None:
-        self._changed.set()
-        self._changed = asyncio.Event()
+        self.changed.set()
+        self.changed = asyncio.Event()
 
 
-async def _check(replica: Replica, question: Question) -> tuple[State, str]:
-    """Return its state, and why."""
+def _read_state(answer: WholeAnswer) -> tuple[bool, str]:
+    """Return whether a server is ready, and why."""
     try:
-        answer = await _ask_within(MAX_CHECK_SECONDS, replica, question)
-        status = msgspec.json.decode(answer.held or b"", type=_Readiness).status
-    except ReplicaLostError as lost:
-        return "unready", str(lost)
+        status = msgspec.json.decode(answer.body, type=_Readiness).status
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        return "unready", f"it answers /ready with status {answer.status}, and not as `keepsight serve` does"
-    return ("ready" if answer.status == 200 else "unready"), f"it says {status[:80]!r}"
-
-
-async def _ask_within(seconds: float, replica: Replica, question: Question) -> Answer:
-    """Return the whole answer."""
-    try:
-        async with asyncio.timeout(seconds):
-            answer = await replica.ask(question)
-            await answer.hold()
-    except TimeoutError:
-        raise ReplicaLostError(f"it does not answer within {seconds:g} s", may_have_begun=True) from None
-    return answer
+        return False, f"it answers /ready with status {answer.status}, and not as `keepsight serve` does"
+    return answer.status == 200, f"it says {status[:80]!r}"

@@ -1,8 +1,8 @@
 """The router as an ASGI app: what it answers itself, what it asks all servers, and what it forwards to one of them."""
 
 import asyncio
-from collections.abc import Callable, Collection
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from functools import partial
 
 import msgspec
@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import AnsweredError, NoSuchPathError
+from keepsight.errors import AnsweredError, NoReplicaError, NoSuchPathError
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import RETRY_LATER, error_response, json_response
 from keepsight.frontend.http.read_body import reading_body
@@ -20,9 +20,9 @@ from keepsight.frontend.http.waiting_room import WaitingRoom
 from keepsight.observe.write_prometheus import CONTENT_TYPE, write_families
 from keepsight.scaleout.affinity import find_affinity
 from keepsight.scaleout.forward import NONE_READY, Forwarder
-from keepsight.scaleout.merge_lists import LIST_PATHS, merge_lists
+from keepsight.scaleout.merge_lists import LIST_PATHS, merge_lists, read_page
 from keepsight.scaleout.pass_on import keep_end_to_end, pass_on
-from keepsight.scaleout.replica import Answer, Question
+from keepsight.scaleout.replica import Answer, Question, Replica, WholeAnswer
 from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_meter import RouterMeter
 
@@ -31,7 +31,9 @@ MAX_WAITING_REQUESTS = 2**14
 # Of all bodies that are held at once, as a multiple of the largest body allowed.
 MAX_LARGEST_BODIES = 16
 # Larger bodies are looked through in a thread.
-MAX_BYTES_ON_LOOP = 2**20
+MAX_BYTES_ON_LOOP = 2**18
+# They go to all servers.
+RESET_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
 # What the router does with these headers itself.
 _OWN_HEADERS = frozenset({b"content-length", b"expect"})
 # By it servers know that a request need not come from their own machine.
@@ -66,10 +68,10 @@ class Router:
         if path == "/dashboard" or path.startswith("/debug/"):
             raise NoSuchPathError(f"each server behind this address has a {path[:80]} of its own", "no_such_path")
         answer = await self._find_answer(http)
-        async with aclosing(answer):
+        with closing(answer):
             await unless_client_leaves(http.receive, pass_on(answer, http.scope, send))
 
-    async def _find_answer(self, http: Request) -> Answer:
+    async def _find_answer(self, http: Request) -> Answer | WholeAnswer:
         """Return the answer once it begins; nothing of the request is held any more."""
         settings = self._settings
         reading = reading_body(http, self._room, settings.max_body_bytes, settings.slow_client_seconds)
@@ -77,10 +79,10 @@ class Router:
             with self._room.admit():
                 return await unless_client_leaves(http.receive, self._ask(http, body))
 
-    async def _ask(self, http: Request, body: Buffer) -> Answer:
+    async def _ask(self, http: Request, body: Buffer) -> Answer | WholeAnswer:
         method, path = http.method, http.scope["path"]
         question = _as_question(http.scope, body)
-        if method == "POST" and path.startswith("/reset_"):
+        if method == "POST" and path in RESET_PATHS:
             return await self._reset(question)
         if method == "GET" and path in LIST_PATHS:
             return await self._list(http, question)
@@ -89,19 +91,21 @@ class Router:
         affinity = look() if len(body) <= MAX_BYTES_ON_LOOP else await asyncio.to_thread(look)
         return await self._forwarder.forward(question, affinity)
 
-    async def _reset(self, question: Question) -> Answer:
+    async def _reset(self, question: Question) -> WholeAnswer:
         answers = await self._forwarder.ask_all(question)
-        for replica in self._replicas.all:
-            replica.forget()
+        for replica, answer in answers.items():
+            if answer is not None and answer.status == 200:
+                replica.forget()
+        if None in answers.values():
+            raise NoReplicaError("a server behind this address failed, and may not have reset its caches")
         return _worst(answers)
 
-    async def _list(self, http: Request, question: Question) -> Answer:
+    async def _list(self, http: Request, question: Question) -> WholeAnswer:
         answers = await self._forwarder.ask_all(question)
         if (worst := _worst(answers)).status != 200:
             return worst
-        pages = [msgspec.json.decode(answer.held or b"") for answer in answers]
-        merged = merge_lists(http.scope["path"], http.query_params, pages)
-        return worst.with_body(msgspec.json.encode(merged))
+        pages = [read_page(answer.body) for answer in answers.values() if answer is not None]
+        return worst.with_body(msgspec.json.encode(merge_lists(http.scope["path"], http.query_params, pages)))
 
     # Of the router itself ---------------------------------------------------------------------------------------
 
@@ -129,5 +133,5 @@ def _as_question(scope: Scope, body: Buffer) -> Question:
     return Question(scope["method"].encode(), target, [*headers, _VIA], body)
 
 
-def _worst(answers: Collection[Answer]) -> Answer:
-    return max(answers, key=lambda answer: answer.status)
+def _worst(answers: Mapping[Replica, WholeAnswer | None]) -> WholeAnswer:
+    return max((each for each in answers.values() if each is not None), key=lambda answer: answer.status)

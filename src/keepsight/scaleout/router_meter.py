@@ -47,5 +47,5 @@ class RouterMeter:
             "keepsight_router_replica_ready",
             "gauge",
             "Whether a replica is ready for requests.",
-            {(("replica", each.address),): [float(each.state == "ready")] for each in replicas.all},
+            {(("replica", each.address),): [float(each.is_ready)] for each in replicas.all},
         )

@@ -1,0 +1,183 @@
+"""Connections to a replica: whatever happens to one is an error of it, and what is left over is nobody's answer."""
+
+import asyncio
+import socket
+from collections.abc import Coroutine
+from typing import Any
+
+import h11
+import pytest
+
+from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.scaleout.replica_connection import ReplicaConnection
+
+LOOPS = ("asyncio", "uvloop")
+QUESTION = h11.Request(method="GET", target="/", headers=[("host", "x")])
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+def run(loop: str, work: Coroutine[Any, Any, None]) -> None:
+    pytest.importorskip(loop).run(work)
+
+
+class Pair:
+    """A connection, and the server's end of it."""
+
+    def __init__(self, own: ReplicaConnection, other: socket.socket) -> None:
+        self.own, self.other = own, other
+
+    async def ask(self, answer: bytes = ANSWER) -> bytes:
+        """Return the body that is found in an answer."""
+        self.other.sendall(answer)
+        await self.own.begin(QUESTION, [])
+        return b"".join([piece async for piece in self.own.pieces()])
+
+    async def wait_until_unusable(self) -> None:
+        async with asyncio.timeout(30):
+            while self.own.is_usable:
+                await asyncio.sleep(0)
+
+
+async def connect() -> Pair:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        own = await ReplicaConnection.open("127.0.0.1", server.getsockname()[1], None)
+        return Pair(own, server.accept()[0])
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_one_request_follows_the_other(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            for _ in range(3):
+                assert await pair.ask() == b"ok"
+                assert pair.own.end()
+                assert pair.own.is_usable
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("surplus", [ANSWER, b"\r\n", b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\n\r\n"])
+def test_what_comes_with_an_answer_is_not_the_next_ones(loop: str, surplus: bytes) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            assert await pair.ask(ANSWER + surplus) == b"ok"
+            assert not (pair.own.end() and pair.own.is_usable)
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_nor_is_what_comes_while_nothing_is_asked(loop: str, is_read: bool, is_closed: bool) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            assert await pair.ask() == b"ok"
+            assert pair.own.end()
+            pair.other.sendall(ANSWER)
+            if is_closed:
+                pair.other.close()
+            if is_read:
+                for _ in range(10):
+                    await asyncio.sleep(0)
+            assert not pair.own.is_usable
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_answer_that_was_not_read_to_its_end_takes_the_connection_with_it(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            pair.other.sendall(ANSWER)
+            await pair.own.begin(QUESTION, [])
+            assert not pair.own.end()
+            await asyncio.sleep(0)
+            assert not pair.own.is_usable
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_closed_connection_is_known_to_be_and_is_an_error_to_use(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        pair.other.close()
+        await pair.wait_until_unusable()
+        with pytest.raises(ReplicaLostError):
+            await pair.own.begin(QUESTION, [])
+        pair = await connect()
+        with pair.other:
+            pair.own.close()
+            assert not pair.own.is_usable
+            with pytest.raises(ReplicaLostError):
+                await pair.own.begin(QUESTION, [])
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"SSH-2.0-x\r\n",
+        b"HTTP/1.1 999 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 101 Switching\r\nUpgrade: x\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX-A: a\x01b\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX: " + b"a" * 200_000,
+    ],
+)
+def test_what_cannot_be_passed_on_is_no_answer(loop: str, said: bytes) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            pair.other.sendall(said)
+            pair.other.shutdown(socket.SHUT_WR)
+            with pytest.raises(ReplicaLostError):
+                await pair.own.begin(QUESTION, [])
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
+    async def use(host: str, port: int, is_gone: bool) -> None:
+        with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
+            await ReplicaConnection.open(host, port, None)
+        assert (caught.value.is_gone, caught.value.may_have_begun) == (is_gone, False)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    run(loop, use("127.0.0.1", port, is_gone=True))
+    run(loop, use("a..b", port, is_gone=False))
+
+
+def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> None:
+        async def wait(*_: Any, **__: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", wait)
+        with pytest.raises(ReplicaLostError, match=r"no connection within 0\.01 s"):
+            await ReplicaConnection.open("10.0.0.1", 1, None)
+
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.CONNECT_SECONDS", 0.01)
+    asyncio.run(use())
+
+
+def test_too_many_open_files_are_no_fault_of_the_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def use() -> None:
+        async def fail(*_: Any, **__: Any) -> None:
+            raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        with pytest.raises(ServerOverloadedError):
+            await ReplicaConnection.open("10.0.0.1", 1, None)
+
+    asyncio.run(use())
