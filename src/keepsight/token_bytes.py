@@ -46,6 +46,8 @@ class TokenBytes(ABC):
 
     # Whether decoding removes a leading space from a text.
     drops_first_space = False
+    # Whether the library gives up a whole run of byte tokens for one bad byte.
+    loses_runs = False
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
@@ -60,6 +62,8 @@ class TokenBytes(ABC):
 
 
 class _FallbackBytes(TokenBytes):
+    loses_runs = True
+
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(backend)
         decoder = json.loads(backend.decoder.__getstate__())

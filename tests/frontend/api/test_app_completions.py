@@ -38,6 +38,7 @@ from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.drawn import ask, by_url, draw
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, complete, error_of, events_of
 from tests.frontend.api.test_app import field_names, json_values, small, texts
+from tests.llama_like_tokenizer import llama_like_checkpoint
 
 # Completions --------------------------------------------------------------------------------------------------
 
@@ -111,6 +112,22 @@ def test_logprobs_have_text_offsets_also_in_a_stream(client: Client, engine: Fak
     chunks = events_of(complete(client, "Hello", logprobs=2, stream=True))
     for name in logprobs:
         assert [each for chunk in chunks for each in chunk["choices"][0]["logprobs"][name]] == logprobs[name]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_offsets_count_the_spaces_of_tokenizers_that_put_one_before_every_text(
+    client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(llama_like_checkpoint())
+    monkeypatch.setattr(engine.preparer, "tokenizer", tokenizer)
+    engine.token_ids, engine.end = tokenizer.encode(" quick brown fox jumps"), "length"
+    choices = choices_of(complete(client, "A", logprobs=0, stream=stream), stream)
+    text = "".join(choice["text"] for choice in choices)
+    offsets = [offset for choice in choices for offset in choice["logprobs"]["text_offset"]]
+    assert text == "  quick brown fox jumps"
+    ends = [*offsets[1:], len(text)]
+    shown = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
+    assert shown == [tokenizer.token_bytes(each).decode() for each in engine.token_ids]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -112,7 +112,8 @@ class CompletionAnswer(ChunkedAnswer):
         if not self._request.wants_answer:
             return
         params = self.prompts[0].engine_request.sampling_params
-        shown = self._tokenizer.decode_each([token.token_id for token in tokens], params.skip_special_tokens)
+        token_ids = [token.token_id for token in tokens]
+        shown = self._tokenizer.decode_each(token_ids, params.skip_special_tokens, continues_text=True)
         for token, each in zip(tokens, shown, strict=True):
             yield _ShownToken(token.token_id, each, token.logprobs)
 

@@ -122,18 +122,24 @@ class Tokenizer:
                 [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
-        # For one bad byte, the library may have given up whole characters.
-        return "".join(self.decode_each(token_ids, skip_special_tokens)) if "\ufffd" in text else text
+        if self._bytes.loses_runs and "\ufffd" in text:
+            return "".join(self.decode_each(token_ids, skip_special_tokens))
+        return text
 
-    def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        """Return what each token adds to one decode() of all: a character comes with the token that completes it."""
+    def decode_each(
+        self, token_ids: Sequence[int], skip_special_tokens: bool = True, *, continues_text: bool = False
+    ) -> list[str]:
+        """Return what each token adds to one decode() of all: a character comes with the token that completes it.
+
+        `continues_text`: other text precedes them, so a leading space is theirs.
+        """
         hidden = self._special_ids if skip_special_tokens else frozenset[int]()
         spelled = {each: b"" if each in hidden else self.token_bytes(each) for each in set(token_ids)}
         reader = BytesReader()
         texts = [reader.push(spelled[each]) for each in token_ids]
         if texts:
             texts[-1] += reader.finish()
-        if self.drops_first_space and any(texts):
+        if self.drops_first_space and not continues_text and any(texts):
             first = next(place for place, text in enumerate(texts) if text)
             texts[first] = texts[first].removeprefix(" ")
         return texts
