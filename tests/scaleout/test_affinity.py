@@ -120,6 +120,13 @@ def test_turns_of_a_conversation_and_prompts_after_one_system_text_begin_alike()
     assert a[:3] == b[:3] != ()
 
 
+def test_a_byte_order_mark_changes_nothing() -> None:
+    body = json.dumps({"messages": [{"content": [by_url(DATA_URL)]}], "previous_response_id": "resp_a"}).encode()
+    affinity = find_affinity(CHAT, body)
+    assert affinity.ids
+    assert find_affinity(CHAT, b"\xef\xbb\xbf" + body) == affinity
+
+
 def test_a_pictures_bytes_are_no_part_of_the_prompts_length() -> None:
     assert chat(by_url(DATA_URL)).num_bytes < 3000
 

@@ -14,7 +14,7 @@ import xxhash
 from msgspec import Raw
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.http.decode_body import Buffer, check_num_values
+from keepsight.frontend.http.decode_body import Buffer, check_num_values, without_mark
 from keepsight.frontend.prompt.lift_data_urls import LiftedUrl, find_urls
 
 # An answer, and a picture's part of a prompt, count as much text as this. (256 tokens of about 4 bytes.)
@@ -79,6 +79,7 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
         return Affinity(cache_key=f"uploads of {xxhash.xxh3_128_hexdigest(caller)}")
     if (named := _PATH.fullmatch(path)) is not None and _ID.fullmatch(named[1]):
         return Affinity(ids=(named[1],))
+    body = without_mark(body)
     if not bytes(body[:64]).lstrip().startswith(b"{"):
         return Affinity()
     text, sizes = _name_large_media(body)
