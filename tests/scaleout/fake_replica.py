@@ -13,6 +13,7 @@ from typing import Any
 from keepsight.api_settings import ApiSettings
 from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
+from tests.server_in_thread import running_in_thread
 
 PATIENCE = 30  # seconds
 
@@ -159,16 +160,8 @@ def routing(*addresses: str, shutdown_seconds: float = 30.0, **settings: Any) ->
         for address in addresses:
             replicas.add(address)
 
-    server = make_router(start, ApiSettings(**settings), shutdown_seconds)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+    with running_in_thread(make_router(start, ApiSettings(**settings), shutdown_seconds), PATIENCE) as port:
+        yield port
 
 
 @contextmanager

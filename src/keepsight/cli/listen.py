@@ -1,5 +1,6 @@
 """Opens the socket that a server listens on, and raises its limit on open files: each connection is one."""
 
+import argparse
 import errno
 import resource
 import socket
@@ -9,6 +10,11 @@ from keepsight.errors import InvalidArgumentError, ServerStartError
 
 # A frontend has half as many open before the first client connects.
 LEAST_OPEN_FILES = 64
+
+
+def add_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
 
 
 def allow_many_open_files() -> None:

@@ -13,11 +13,12 @@ from keepsight.bench.address import Address
 from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, router_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
 from keepsight.cli.end_on_ctrl_c import INTERRUPTED
-from keepsight.cli.listen import allow_many_open_files, listen
+from keepsight.cli.listen import add_address, allow_many_open_files, listen
 from keepsight.cli.ray_servers import add_ray_arguments, ray_servers
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.ipc.server_log import begin_log
+from keepsight.ipc.take_signals import REQUESTS_TO_END
 from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
 from keepsight.supervisor import url_of
@@ -38,8 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="address of a server (`keepsight serve`), such as http://10.0.0.1:8000; repeat it for each",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add_address(parser)
     parser.add_argument(
         "--shutdown-timeout",
         type=float,
@@ -112,13 +112,13 @@ def _run_until_signal(server: FairAcceptServer, listener: socket.socket) -> int:
         received.append(number)
         server.handle_exit(number, frame)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in REQUESTS_TO_END:
         if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores the last
             signal.signal(number, end)
     # It handles the first two itself, and raises them again once it has ended.
     server.run(sockets=[listener])
     # Whoever sends another does not want to wait for the rest.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for number in REQUESTS_TO_END:
         if signal.getsignal(number) == end:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     return INTERRUPTED if signal.SIGINT in received else 0

@@ -11,7 +11,7 @@ from collections.abc import Collection
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_is_text, check_minimums
-from keepsight.cli.listen import allow_many_open_files, listen
+from keepsight.cli.listen import add_address, allow_many_open_files, listen
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
@@ -35,8 +35,7 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "model", nargs="?")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on, :: for all (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    add_address(parser)
     parser.add_argument(
         "--served-model-name",
         nargs="+",

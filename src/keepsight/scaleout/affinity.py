@@ -15,7 +15,7 @@ from msgspec import Raw
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import Buffer, check_num_values, without_mark
-from keepsight.frontend.prompt.lift_data_urls import LiftedUrl, find_urls
+from keepsight.frontend.prompt.lift_data_urls import LiftedUrl, replace_urls
 
 # An answer, and a picture's part of a prompt, count as much text as this. (256 tokens of about 4 bytes.)
 ANSWER_BYTES = MEDIA_BYTES_IN_PROMPT = 1024
@@ -105,19 +105,16 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
     )
 
 
-def _name_large_media(body: Buffer) -> tuple[bytes, Mapping[bytes, int]]:
-    """Return the body with a hash in place of the content of each large URL, and the sizes of these by the hashes."""
-    view, kept = memoryview(body), 0
-    pieces: list[bytes | memoryview] = []
+def _name_large_media(body: Buffer) -> tuple[Buffer, Mapping[bytes, int]]:
+    """Return the body with a hash in place of each large URL, and the sizes of their contents by the hashes."""
     sizes: dict[bytes, int] = {}
-    for begin, end, is_bare in find_urls(view):
-        url = view[begin:end]
-        content = url if is_bare else LiftedUrl.of(url).content
-        name = xxhash.xxh3_128_hexdigest(content).encode()
-        sizes[name] = len(content)
-        pieces += [view[kept:begin], name]
-        kept = end
-    return b"".join([*pieces, view[kept:]]), sizes
+
+    def name(url: LiftedUrl) -> str:
+        hashed = xxhash.xxh3_128_hexdigest(url.content)
+        sizes[hashed.encode()] = len(url.content)
+        return hashed
+
+    return replace_urls(body, name), sizes
 
 
 def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping[bytes, int]] | None:

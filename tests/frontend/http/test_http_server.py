@@ -42,6 +42,7 @@ from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES
 from keepsight.frontend.http.tcp_info import count_unacknowledged, has_left
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.api.app_client import MODEL, FakeEngine
+from tests.server_in_thread import running_in_thread
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 EXPIRED = PEM.with_name("expired_test.pem")
@@ -65,15 +66,8 @@ def running(app: ASGIApp, api: ApiSettings, on_refused: Callable[[], object] = b
 
 @contextmanager
 def run(server: FairAcceptServer) -> Iterator[int]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            server.should_exit = True
-            thread.join(PATIENCE)
-            assert not thread.is_alive()
+    with running_in_thread(server, PATIENCE) as port:
+        yield port
 
 
 @contextmanager

@@ -406,6 +406,16 @@ def test_an_interrupt_from_the_keyboard_is_for_the_frontend_alone(workers: Media
     assert workers.pids() == pids
 
 
+def close_during_its_job(workers: MediaWorkers, worker: int) -> None:
+    """`worker`: the only one, which can misbehave."""
+    with ThreadPoolExecutor(1) as threads:
+        making = threads.submit(workers.make, job_of_bytes(STOP))
+        wait_until(lambda: is_stopped(worker))
+        workers.close()
+        with pytest.raises(RuntimeError, match="closed"):
+            making.result(SOON)
+
+
 def refuse(*_: object) -> int:
     raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
@@ -426,12 +436,7 @@ def test_a_system_or_a_python_without_pidfds_has_workers_too(
     await_gone([killed])
     assert_works(workers)
     [_, worker] = workers.pids()
-    with ThreadPoolExecutor(1) as threads:
-        making = threads.submit(workers.make, job_of_bytes(STOP))
-        wait_until(lambda: is_stopped(worker))
-        workers.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            making.result(SOON)
+    close_during_its_job(workers, worker)
     await_gone([worker])
 
 
@@ -462,12 +467,7 @@ def test_closing_ends_running_jobs(start: Start, monkeypatch: pytest.MonkeyPatch
     workers = start(1)
     assert_works(workers)
     [template, worker] = workers.pids()
-    with ThreadPoolExecutor(1) as threads:
-        making = threads.submit(workers.make, job_of_bytes(STOP))
-        wait_until(lambda: is_stopped(worker))
-        workers.close()
-        with pytest.raises(RuntimeError, match="closed"):
-            making.result(SOON)
+    close_during_its_job(workers, worker)
     assert not any(map(is_running, [template, worker]))
     assert workers.num_crashes == 0
 

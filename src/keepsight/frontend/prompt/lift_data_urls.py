@@ -9,7 +9,7 @@ OpenAI's sounds) is lifted in the same way.
 import itertools
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -77,21 +77,31 @@ def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messa
     return decoder.decode(body)
 
 
-def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
+def _lift(body: Buffer) -> tuple[Buffer, dict[str, LiftedUrl]]:
     """Return the body with an unguessable word in place of each large URL, and the URLs by these words."""
-    word = f"data:{secrets.token_hex(16)}-"
+    prefix = f"data:{secrets.token_hex(16)}-"
+    lifted: dict[str, LiftedUrl] = {}
+
+    def name(url: LiftedUrl) -> str:
+        word = f"{prefix}{len(lifted)}"
+        lifted[word] = url
+        return word
+
+    return replace_urls(body, name), lifted
+
+
+def replace_urls(body: Buffer, name: Callable[[LiftedUrl], str]) -> Buffer:
+    """Return the body with a name in place of each large URL, or of bare base64; the body itself if it has none."""
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
-    lifted: dict[str, LiftedUrl] = {}
-    for begin, end, is_bare in find_urls(view):
-        name, url = f"{word}{len(lifted)}", view[begin:end]
-        lifted[name] = LiftedUrl.behind("", url) if is_bare else LiftedUrl.of(url)
-        pieces += [view[kept:begin], name.encode()]
+    for begin, end, is_bare in _find_urls(view):
+        url = view[begin:end]
+        pieces += [view[kept:begin], name(LiftedUrl.behind("", url) if is_bare else LiftedUrl.of(url)).encode()]
         kept = end
-    return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
+    return b"".join([*pieces, view[kept:]]) if pieces else body
 
 
-def find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
+def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
     """Yield where each URL begins and ends, inside its quotes, and whether it is bare base64.
 
     A quote without a backslash before it opens or closes a string, and `data` after a closing quote is not JSON, with
