@@ -493,8 +493,10 @@ class EncoderMachine(RuleBasedStateMachine):
             busy = [other for other in self.entries if other not in self.idle]
             kept = [other for other in self.idle if self.is_protected(other)]
             num_fixed: float = self.size_in_budget(busy)
-            if spares_protected or num_fixed:
-                num_fixed += min(self.size_in_budget(kept), self.budget / 2)
+            num_kept = min(self.size_in_budget(kept), self.budget / 2)
+            may_wait = num_fixed > 0 and num_kept + SIZES[key] <= self.budget
+            if spares_protected or may_wait:
+                num_fixed += num_kept
             can_begin = key not in self.entries and num_fixed + SIZES[key] <= self.budget
         assert has_begun == can_begin
         if not can_begin:

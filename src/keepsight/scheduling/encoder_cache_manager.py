@@ -3,9 +3,9 @@
 An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for later
 requests, evictable). It is *protected* while a sequence could not get it again: then it becomes idle even if it is
 neither shared nor findable, and is evicted after all else. Protected entries leave others a part of the budget, and
-all of it to a single item once nothing is in use. Holds no tensors: the next plan tells the runner what was evicted.
-Invariant: an entry is evicted whole and never while it is in use or being encoded, and the entries never exceed the
-budget.
+all of it to an item that does not fit into that part, or once nothing is in use. Holds no tensors: the next plan tells
+the runner what was evicted. Invariant: an entry is evicted whole and never while it is in use or being encoded, and the
+entries never exceed the budget.
 """
 
 import json
