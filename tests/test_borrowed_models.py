@@ -13,7 +13,9 @@ from transformers import AutoTokenizer
 from keepsight import LLM, SamplingParams
 from keepsight.cli.main import main
 from keepsight.errors import InvalidArgumentError, UnknownArchitectureError
+from keepsight.lora import LoRARequest
 from keepsight.models.cpu_library import has_library
+from tests.adapter_folders import draw_adapter, merge, write_adapter
 from tests.dequantized import dequantize_products
 from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
@@ -214,6 +216,20 @@ def test_a_server_answers_about_new_and_known_pictures_as_transformers_does(tmp_
     expected = by_transformers(reference, like.load_reference(tmp_path, like.QWEN2_VL), first.prompt_token_ids, [0, 2])
     assert first.choices[0].token_ids == again.choices[0].token_ids == expected
     assert again.usage.prompt_tokens_details.cached_tokens > 0
+
+
+def test_an_adapter_changes_answers_about_pictures_as_merged_weights_would(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    reference = make_checkpoint_of_pictures(directory, like.LLAVA)
+    tensors = draw_adapter(reference, 1)
+    adapter = LoRARequest("a", 1, write_adapter(tmp_path / "a", tensors))
+    messages = ask({"type": "image_pil", "image_pil": draw_picture(1)}, "What is that?")
+    with LLM(directory, **placed(enable_lora=True)) as llm:
+        adapted, plain = llm.chat([messages] * 2, GREEDY, lora_request=[adapter, None])
+    processor = like.load_reference(directory, like.LLAVA)
+    for judge, output in ((merge(reference, tensors), adapted), (reference, plain)):
+        assert output.outputs[0].token_ids == by_transformers(judge, processor, output.prompt_token_ids, [1])
+    assert adapted.outputs[0].token_ids != plain.outputs[0].token_ids
 
 
 @pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")

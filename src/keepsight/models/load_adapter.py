@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import safetensors.torch
 import torch
@@ -13,28 +14,43 @@ from torch import Tensor
 from keepsight.adapter_folder import TENSOR_FILE, AdapterFolder
 from keepsight.errors import CheckpointError, NotFiniteError, UnreadableTensorsError
 from keepsight.models.adapter_weights import LowRank, stack
-from keepsight.models.layers import Linear, Output, Placement, name_of
+from keepsight.models.layers import Placement, name_of
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# Finds a product's output by the module's name in checkpoints; None: it cannot be adapted.
-FindOutput = Callable[[str], Output | None]
-_NOT_ADAPTED = (
-    "of this model only matrices of attention and of feed-forwards without experts, and linear layers of the tower and "
-    "of what connects it, can be adapted"
-)
+
+
+class Product(Protocol):
+    """A matrix product that an adapter may change, of one or several outputs."""
+
+    @property
+    def in_features(self) -> int: ...
+
+    @property
+    def outputs(self) -> Mapping[str, int]: ...
+
+
+P = TypeVar("P", bound=Product)
 
 
 def load_adapter(
-    folder: AdapterFolder, max_rank: int, find_output: FindOutput, place: Placement
-) -> dict[Linear, LowRank]:
-    """Return what the adapter adds to each product. Raises CheckpointError."""
+    folder: AdapterFolder,
+    max_rank: int,
+    find_output: Callable[[str], tuple[P, str] | None],
+    place: Placement,
+    adaptable: str,
+) -> dict[P, LowRank]:
+    """Return what the adapter adds to each product. Raises CheckpointError.
+
+    `find_output`: finds a product and its output by the module's name in checkpoints; None: it cannot be adapted.
+    `adaptable`: what can be, for users.
+    """
     tensors = _Tensors.of(folder)
-    pairs = dict[Linear, dict[str, tuple[Tensor, Tensor]]]()
+    pairs = dict[P, dict[str, tuple[Tensor, Tensor]]]()
     for module in tensors.modules():
         first, found = _names_of(module)[0], find_output(module)
         if found is None:
-            raise tensors.refuse(first, _NOT_ADAPTED)
+            raise tensors.refuse(first, f"of this model only {adaptable} can be adapted")
         product, output = found
         its = pairs.setdefault(product, {})
         if output in its:

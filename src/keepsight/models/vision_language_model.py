@@ -23,6 +23,11 @@ from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, KvHeads, LayerWatcher, ModelShape
 
+_ADAPTABLE = (
+    "matrices of attention and of feed-forwards without experts, and linear layers of the tower and of what connects "
+    "it,"
+)
+
 
 class Tower(Protocol):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
@@ -82,9 +87,11 @@ class VisionLanguageModel(nn.Module):
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
         outputs = self._adaptable_outputs()
-        added = load_adapter(
-            folder, max_rank, lambda module: outputs.get(self.canonical_name(f"{module}.weight")), self.place
-        )
+
+        def find(module: str) -> Output | None:
+            return outputs.get(self.canonical_name(f"{module}.weight"))
+
+        added = load_adapter(folder, max_rank, find, self.place, _ADAPTABLE)
         layers = self.decoder.products()
         tower = cast("nn.Module | None", self.tower)
         adapted = None if tower is None else adapt(tower, added)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keepsight.adapter_folder import AdapterFolder, AdapterScales
+from keepsight.adapter_folder import AdapterFolder
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -19,9 +19,9 @@ from keepsight.errors import (
     NotFiniteError,
     TensorMismatchError,
 )
-from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
+from tests.adapter_folders import draw_adapter, write_adapter
 from tests.models.borrowed import reference as ref
 from tests.models.borrowed.pictures import GEMMA4, LLAVA
 
@@ -301,13 +301,16 @@ def test_modules_that_do_not_heed_positions_are_found_by_the_proof(
         load_model(tmp_path, PLACE)
 
 
-def test_an_adapter_is_refused(tmp_path: Path) -> None:
-    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+@pytest.mark.parametrize("name", ["lm_head", "model.embed_tokens", "model.layers.0.mlp.router"])
+def test_an_adapter_of_what_is_no_layer_that_is_given_each_token_is_refused(name: str, tmp_path: Path) -> None:
+    reference = ref.make_text_checkpoint(tmp_path, "PhimoeForCausalLM")
+    tensors = draw_adapter(reference, 1, "q_proj", within="layers.1")
+    adapter = write_adapter(
+        tmp_path / "a", tensors, lambda known: known.replace("model.layers.1.self_attn.q_proj", name)
+    )
     model = load_model(tmp_path, PLACE)
-    assert isinstance(model, BorrowedModel)
-    folder = AdapterFolder(tmp_path, AdapterScales(8, 8.0, False, {}, {}), b"")
-    with pytest.raises(CheckpointError, match=f"{re.escape(str(tmp_path))}: .*do not support adapters"):
-        model.load_adapter(folder, 8)
+    with pytest.raises(CheckpointError, match=re.escape(name) + r"\.lora_A\.weight: of this model only linear layers"):
+        model.load_adapter(AdapterFolder.read(Path(adapter)), 8)
 
 
 def test_an_adapter_in_its_folder_is_refused(tmp_path: Path) -> None:

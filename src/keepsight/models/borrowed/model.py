@@ -18,6 +18,7 @@ from keepsight.adapter_folder import AdapterFolder
 from keepsight.errors import CheckpointConfigError, CheckpointError, KeepsightError
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.borrowed.adapted_products import AdaptableProducts, computing_rows
 from keepsight.models.borrowed.attention import (
     NAME,
     UnsupportedDecoderError,
@@ -36,8 +37,11 @@ from keepsight.models.borrowed.prove import prove, prove_picture
 from keepsight.models.borrowed.recurrence import RecurrentStep
 from keepsight.models.borrowed.token_rows import TokenRows
 from keepsight.models.layers import Placement, run_to_end
+from keepsight.models.load_adapter import load_adapter
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 from keepsight.pixels import carried_arrays
+
+_ADAPTABLE = "linear layers of the decoder that compute each token by itself (no experts, and nothing for pictures)"
 
 
 class BorrowedModel:
@@ -48,6 +52,7 @@ class BorrowedModel:
         self.rules, self.recurrent = decoder.rules, decoder.recurrent
         self._state_names = tuple(decoder.states)
         self._rows = TokenRows(self._body)
+        self.products = AdaptableProducts(modules, self._body.get_decoder())
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
         takes_arrays = hasattr(self._body, "get_image_features")
@@ -93,7 +98,8 @@ class BorrowedModel:
         pack_products(modules, place)
         norms = replace_norms(modules, place.dtype)
         model = cls(modules, decoder, norms, place._replace(modules=f"transformers {transformers.__version__}"))
-        prove(model, modules, decoder.windows.values(), directory)
+        with model.products.observing():
+            prove(model, modules, decoder.windows.values(), directory)
         return model
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -122,7 +128,8 @@ class BorrowedModel:
         return embeddings[None]
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
-        raise CheckpointError(folder.path, "models computed by transformers' modules do not support adapters")
+        added = load_adapter(folder, max_rank, self.products.find, self.place, _ADAPTABLE)
+        return AdapterWeights([self.products.add(added)])
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         return self._rows.make(token_ids)
@@ -153,7 +160,8 @@ class BorrowedModel:
     ) -> Tensor:
         """Return the hidden states [tokens, hidden] that the body computes from these arguments."""
         recur = self.recurrent_step(batch, states).recur if self._state_names else None
-        with attending(attend_to_pages(attention, caches, batch, self.rules), watch_layer, recur):
+        attend = attend_to_pages(attention, caches, batch, self.rules)
+        with attending(attend, watch_layer, recur), computing_rows(batch.num_tokens, batch.adapted):
             return self._body(**given, use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def recurrent_step(self, batch: AttentionBatch, states: Sequence[Tensor]) -> RecurrentStep:

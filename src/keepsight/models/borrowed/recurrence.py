@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from keepsight.made_once import made_once
 from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.borrowed.adapted_products import taking_rows
 from keepsight.models.borrowed.attention import RecurrentModule, UnsupportedDecoderError, has_no_effect, recur_now
 from keepsight.models.borrowed.delta_net import DeltaNet
 from keepsight.models.delta_net import DeltaNetStates
@@ -150,7 +151,8 @@ class RecurrentStep:
         outputs = hidden
         for number, (rows, slots, kept) in enumerate(self._parts):
             cache = StateCache(self._states, slots)
-            output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
+            with taking_rows(rows):
+                output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
             cache.write_back(kept)
             if not number:
                 outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])

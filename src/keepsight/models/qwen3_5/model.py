@@ -4,14 +4,17 @@ import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
+from keepsight.adapter_folder import AdapterFolder
 from keepsight.json_fields import JsonFields
-from keepsight.models.adapter_weights import AdapterWeights
+from keepsight.models.adapter_weights import AdapterWeights, adapt
+from keepsight.models.borrowed.adapted_products import AdaptableProduct
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Linear, Placement, under
+from keepsight.models.load_adapter import load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.qwen3_vl.config import read_vision
 from keepsight.models.qwen3_vl.vision_tower import VisionTower
@@ -19,6 +22,7 @@ from keepsight.models.qwen_config import check_out_size
 from keepsight.models.qwen_weight_names import canonical_name
 
 _TOWER = "tower."
+_ADAPTABLE = "linear layers of the tower, and those of the decoder that are no experts,"
 
 
 class Qwen35(BorrowedModel):
@@ -39,8 +43,20 @@ class Qwen35(BorrowedModel):
         return itertools.chain(super().parameters(), self.tower.parameters())
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
-        assert adapter is None, "adapters are refused"
-        return (yield from self.tower.in_parts(pixels))
+        tower = self.tower if adapter is None or adapter.tower is None else cast("VisionTower", adapter.tower)
+        return (yield from tower.in_parts(pixels))
+
+    def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
+        outputs = {each.name: each.output for each in under(_TOWER, self.tower.slots()) if each.output}
+
+        def find(module: str) -> tuple[Linear | AdaptableProduct, str] | None:
+            return self.products.find(module) or outputs.get(canonical_name(f"{module}.weight"))
+
+        added = load_adapter(folder, max_rank, find, self.place, _ADAPTABLE)
+        of_tower = {product: term for product, term in added.items() if isinstance(product, Linear)}
+        of_decoder = {product: term for product, term in added.items() if isinstance(product, AdaptableProduct)}
+        tower = adapt(self.tower, of_tower)
+        return AdapterWeights([self.products.add(of_decoder)], None if tower is self.tower else tower)
 
 
 def _load_tower(tower: VisionTower, directory: Path) -> VisionTower:
