@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -152,16 +152,14 @@ def fakes(*scripts: Script) -> Iterator[list[FakeReplica]]:
         loop.close()
 
 
-@contextmanager
-def routing(*addresses: str, shutdown_seconds: float = 30.0, **settings: Any) -> Iterator[int]:
-    """Run a router; yield its port."""
+def routing(*addresses: str, shutdown_seconds: float = 30.0, **settings: Any) -> AbstractContextManager[int]:
+    """Run a router, on the port that is returned on entering."""
 
     def start(replicas: Replicas) -> None:
         for address in addresses:
             replicas.add(address)
 
-    with running_in_thread(make_router(start, ApiSettings(**settings), shutdown_seconds), PATIENCE) as port:
-        yield port
+    return running_in_thread(make_router(start, ApiSettings(**settings), shutdown_seconds), PATIENCE)
 
 
 @contextmanager

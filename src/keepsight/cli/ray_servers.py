@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from keepsight.scaleout.ray_servers import RayServers
 
 # The router decides these, and speaks TLS itself.
-_OWN_FLAGS = ("--host", "--port", "--ssl-certfile", "--shutdown-timeout")
-# Of the router's environment, which the servers get: keys should not be in command lines.
+_OWN_FLAGS = (
+    *("--host", "--port", "--shutdown-timeout"),
+    *("--ssl-certfile", "--ssl-keyfile", "--ssl-keyfile-password"),
+)
+# Of the router's environment, which the servers get: keys, which should not be in command lines, and the number of
+# threads that the user wishes, which would otherwise be Ray's.
 _VARIABLES = (KEY_VARIABLE, ADMIN_KEY_VARIABLE, "OMP_NUM_THREADS")
 
 

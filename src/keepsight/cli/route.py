@@ -113,9 +113,9 @@ def _run_until_signal(server: FairAcceptServer, listener: socket.socket) -> int:
         server.handle_exit(number, frame)
 
     for number in REQUESTS_TO_END:
-        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores the last
+        if signal.getsignal(number) != signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, end)
-    # It handles the first two itself, and raises them again once it has ended.
+    # It handles SIGTERM and SIGINT itself, and raises them again once it has ended.
     server.run(sockets=[listener])
     # Whoever sends another does not want to wait for the rest.
     for number in REQUESTS_TO_END:

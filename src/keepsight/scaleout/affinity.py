@@ -55,7 +55,7 @@ class Affinity:
 
 
 class _Prompt(msgspec.Struct):
-    """The fields of all APIs' requests that a prompt consists of, in the order in which it does."""
+    """The fields of all APIs' requests that a prompt consists of, in the order in which it does, and its cache key."""
 
     model: Raw = Raw()
     cache_salt: Raw = Raw()
@@ -91,7 +91,7 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
         cache_key = _read_text(prompt.prompt_cache_key)
     except (InvalidArgumentError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return Affinity()
-    parts = [bytes(getattr(prompt, name)) for name in _Prompt.__struct_fields__[:-1]]
+    parts = [bytes(getattr(prompt, name)) for name in _Prompt.__struct_fields__ if name != "prompt_cache_key"]
     if (named_media := _name_media(b"\n".join(parts), sizes)) is None:
         return Affinity()
     beginning, found = named_media

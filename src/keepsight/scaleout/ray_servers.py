@@ -22,8 +22,6 @@ logger = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 3
 SECONDS_BETWEEN_STARTS = 1.0
 CONNECT_SECONDS = 5.0
-
-
 # After which the user is told that the cluster has no room for a server.
 PLACING_SECONDS = 30.0
 # Calls that wait for a server's end, of which some may be left from times when the actor could not be reached.
