@@ -422,6 +422,13 @@ def get(client: Client, name: str, **options: Any) -> httpx.Response:
     return client.send("GET", f"/v1/responses/{name}", **options)
 
 
+def test_a_response_to_a_body_with_a_byte_order_mark_is_kept(keeper: Client) -> None:
+    content = b"\xef\xbb\xbf" + json.dumps({"model": MODEL, "input": "Hello"}).encode()
+    answered = keeper.send("POST", "/v1/responses", content=content, headers={"content-type": "application/json"})
+    assert answered.status_code == 200
+    assert get(keeper, answered.json()["id"]).status_code == 200
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_request_continues_a_response_as_if_everything_were_sent_again(keeper: Client, streams: bool) -> None:
     items = [{"role": "user", "content": "Hello"}]

@@ -18,7 +18,7 @@ from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer_responses import KeepCallbacks, ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.responses_fields import Includable
-from keepsight.frontend.http.decode_body import Buffer
+from keepsight.frontend.http.decode_body import Buffer, without_mark
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from keepsight.frontend.prompt.read_items import is_reference
@@ -98,9 +98,9 @@ class ResponsesApi:
     def keep(self, http: Request, body: Buffer, answer: ResponsesAnswer) -> None:
         """Arrange for the answer to be stored when it has ended, with the input in `body`."""
         if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
-            self._num_pending_bytes += len(body)
             is_little = len(body) <= MAX_BYTES_ON_LOOP
             input_items = _read_input(body) if is_little else self._run(_read_input, body)
+            self._num_pending_bytes += len(body)
             name = (tenant_of(http), answer.id, answer.previous_id)
             answer.keeping = KeepCallbacks(
                 partial(self._keep_turn, name, input_items), partial(self._note_ended, len(body))
@@ -146,7 +146,7 @@ class ResponsesApi:
 
 
 def _read_input(body: Buffer) -> bytes:
-    return bytes(_request_decoder.decode(body).input)
+    return bytes(_request_decoder.decode(without_mark(body)).input)
 
 
 def _is_reference(item: object) -> bool:
