@@ -8,7 +8,7 @@ Knows nothing of files.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from keepsight.models.layers import Linear, Placement
 
 # The products of a decoder layer that may be adapted, in the order of cpu_decoder.c.
 PRODUCTS = ("qkv", "out", "gate", "up", "down")
+Tower = TypeVar("Tower")
 
 
 class LowRank:
@@ -68,6 +69,11 @@ class AdapterWeights:
         self.layers, self.tower = layers, tower
         # The largest rank in the decoder; 0 if nothing is added there.
         self.rank = max((each.rank for layer in layers for each in layer.values()), default=0)
+
+
+def choose_tower(tower: Tower, adapter: AdapterWeights | None) -> Tower:
+    """Return the adapter's tower, if it has one, else the given one, which is the base model's."""
+    return tower if adapter is None or adapter.tower is None else cast("Tower", adapter.tower)
 
 
 class AdaptedLinear(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.models.adapter_weights import AdapterWeights, adapt
+from keepsight.models.adapter_weights import AdapterWeights, adapt, choose_tower
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
@@ -118,8 +118,7 @@ class VisionLanguageModel(nn.Module):
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
         assert self.tower is not None, "a text-only model was given pictures"
-        tower = self.tower if adapter is None or adapter.tower is None else cast("Tower", adapter.tower)
-        return (yield from tower.in_parts(pixels))
+        return (yield from choose_tower(self.tower, adapter).in_parts(pixels))
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         # The published picture token lies outside the embedding table of some text-only conversions.

@@ -4,13 +4,13 @@ import itertools
 from collections.abc import Generator, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
 from keepsight.json_fields import JsonFields
-from keepsight.models.adapter_weights import AdapterWeights, adapt
+from keepsight.models.adapter_weights import AdapterWeights, adapt, choose_tower
 from keepsight.models.borrowed.adapted_products import AdaptableProduct
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Linear, Placement, under
@@ -43,8 +43,7 @@ class Qwen35(BorrowedModel):
         return itertools.chain(super().parameters(), self.tower.parameters())
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
-        tower = self.tower if adapter is None or adapter.tower is None else cast("VisionTower", adapter.tower)
-        return (yield from tower.in_parts(pixels))
+        return (yield from choose_tower(self.tower, adapter).in_parts(pixels))
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
         outputs = {each.name: each.output for each in under(_TOWER, self.tower.slots()) if each.output}
