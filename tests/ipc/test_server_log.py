@@ -1,4 +1,6 @@
+import errno
 import fcntl
+import itertools
 import logging
 import os
 import re
@@ -113,6 +115,10 @@ class SlowReader:
         self.waited += self.now - began
         return found
 
+    def sleep(self, seconds: float) -> None:
+        self.go_on_to(self.now + seconds)
+        self.waited += seconds
+
     def go_on_to(self, moment: float) -> None:
         self.now = moment
         while self._read_next <= moment:
@@ -124,15 +130,19 @@ class SlowReader:
 def test_a_reader_that_stays_slow_is_waited_for_a_second_a_minute(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = SlowReader(ends[0])
     monkeypatch.setattr(server_log, "monotonic", lambda: reader.now)
+    monkeypatch.setattr(server_log, "sleep", reader.sleep)
     handler = LeavingOut(open_without_waiting(ends[1]))
     monkeypatch.setattr(handler, "_poll", reader)
     reader.register(handler._descriptor, select.POLLOUT)
-    num_lines = 0
+    num_lines, waited = 0, list[tuple[float, float]]()
     while reader.now < 600:
         handler.handle(logging.LogRecord("name", logging.INFO, "path", 1, "x" * 199, None, None))
         num_lines += 1
+        waited.append((reader.now, reader.waited))
         reader.go_on_to(reader.now + 0.02)
     assert 1 < reader.waited <= 11
+    for (begin, before), (end, after) in itertools.combinations(waited[::50], 2):
+        assert after - before <= 1 + (end - begin) / 60 + 0.01
     text = (reader.text + read_all(ends[0]).encode()).decode()
     left_out = sum(map(int, re.findall(r"^\((\d+) lines were left out", text, re.MULTILINE)))
     assert num_lines == text.count("x" * 199 + "\n") + left_out + handler._num_left_out
@@ -149,6 +159,12 @@ def test_a_long_line_is_written_at_once(kind: str, tmp_path: Path, monkeypatch: 
         writes.append(data)
         return len(data)
 
+    def write_vectored(descriptor: int, buffers: list[bytes], offset: int, flags: int) -> int:
+        assert (offset, flags) == (-1, os.RWF_NOWAIT)
+        if kind == "file":
+            raise OSError(errno.EOPNOTSUPP, "as Linux does")
+        return write(descriptor, b"".join(buffers))
+
     with ExitStack() as stack:
         if kind == "file":
             descriptor = stack.enter_context((tmp_path / "log").open("wb")).fileno()
@@ -162,6 +178,7 @@ def test_a_long_line_is_written_at_once(kind: str, tmp_path: Path, monkeypatch: 
         handler = LeavingOut(descriptor)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", write)
+            patch.setattr(os, "pwritev", write_vectored)
             handler.handle(logging.LogRecord("name", logging.INFO, "path", 1, "x" * 20000, None, None))
     assert writes == [b"x" * 20000 + b"\n"]
 
@@ -174,8 +191,10 @@ def test_a_line_that_stopped_half_way_is_ended_before_the_next(
     log("x" * 10 * PIPE_BYTES)
     log("left out")
     assert set(read_all(ends[0])) == {"x"}
+    log("y" * 10 * PIPE_BYTES)
+    assert read_all(ends[0]).startswith("\n(2 lines were left out, as nobody read them)\nyy")
     log("last")
-    assert read_all(ends[0]) == "\n(2 lines were left out, as nobody read them)\nlast\n"
+    assert read_all(ends[0]) == "\n(1 lines were left out, as nobody read them)\nlast\n"
 
 
 @pytest.mark.parametrize("ends", ["pipe"], indirect=True)
@@ -188,3 +207,43 @@ def test_long_lines_do_not_wait_in_a_pipe_that_cannot_be_opened_anew(
     writing.start()
     writing.join(SOON)
     assert not writing.is_alive()
+
+
+class FindsRoomThatAnotherTakes:
+    """In place of waiting for room."""
+
+    def poll(self, milliseconds: float) -> list[tuple[int, int]]:
+        return [(0, select.POLLOUT)]
+
+
+@pytest.mark.parametrize("is_opened_anew", [True, False])
+def test_who_finds_room_that_another_process_takes_does_not_wait_for_ever(
+    ends: Ends, is_opened_anew: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_log, "PATIENCE_SECONDS", 0.1)
+    handler = LeavingOut(open_without_waiting(ends[1]) if is_opened_anew else ends[1])
+    monkeypatch.setattr(handler, "_poll", FindsRoomThatAnotherTakes())
+    record = logging.LogRecord("name", logging.INFO, "path", 1, "x" * 10**6, None, None)
+    writing = threading.Thread(target=handler.handle, args=(record,), daemon=True)
+    writing.start()
+    writing.join(SOON)
+    assert not writing.is_alive()
+    assert handler._num_left_out == 1
+
+
+def test_a_line_whose_room_another_process_takes_is_written_once_there_is_more(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handler = LeavingOut(open_without_waiting(ends[1]))
+    monkeypatch.setattr(handler, "_poll", FindsRoomThatAnotherTakes())
+    text = ""
+
+    def read(seconds: float) -> None:
+        nonlocal text
+        text += read_all(ends[0])
+
+    monkeypatch.setattr(server_log, "sleep", read)
+    line = "x" * 10**6
+    handler.handle(logging.LogRecord("name", logging.INFO, "path", 1, line, None, None))
+    read(0)
+    assert text == line + "\n"
