@@ -48,6 +48,10 @@ def catch_refusal(**fields: Any) -> InvalidArgumentError:
             {"json": {"x-guidance": {"whitespace_flexible": True}}, "disable_any_whitespace": True},
             "structured_outputs.disable_any_whitespace",
         ),
+        (
+            {"json": {"x-guidance": {"item_separator": ", "}}, "disable_any_whitespace": True},
+            "structured_outputs.disable_any_whitespace",
+        ),
     ],
 )
 def test_invalid_or_conflicting_fields_are_refused_by_name(fields: dict[str, Any], field: str) -> None:

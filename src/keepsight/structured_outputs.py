@@ -26,6 +26,8 @@ MAX_ITEMS_IN_ROW = 10_000
 # White space between JSON tokens. Without a bound, a model that is unsure writes spaces until its last token.
 WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
 NO_WHITE_SPACE = {"whitespace_flexible": False}
+# llguidance's options that may bring white space even so.
+_SEPARATORS = {"item_separator", "key_separator"}
 # The values of `format` that llguidance enforces; any other is an annotation, as in JSON Schema.
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 # Keywords whose values map the caller's own names to schemas, and keywords whose values are not schemas.
@@ -73,8 +75,9 @@ class StructuredOutputsParams:
         if disables_whitespace and self.field not in ("json", "json_object"):
             raise InvalidArgumentError(field, f"applies only to JSON, not to a {self.field}")
         own = json.loads(str(self.json or "{}")).get("x-guidance", {}) if disables_whitespace else {}
-        if not isinstance(own, dict) or any(map(_is_of_white_space, own)):
-            what = "cannot be combined with white space in a schema's own x-guidance: set whitespace_flexible there"
+        if not isinstance(own, dict) or any(_is_of_white_space(name) or name in _SEPARATORS for name in own):
+            of_what = "white space or separators"
+            what = f"cannot be combined with {of_what} in a schema's own x-guidance: set whitespace_flexible there"
             raise InvalidArgumentError(field, what)
 
     @property

@@ -28,6 +28,7 @@ from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.expand_prompt import PromptExpander
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account_ring import AccountRing, read_rings
 from keepsight.observe.catalogue import BOUNDS
@@ -128,6 +129,30 @@ def test_offsets_count_the_spaces_of_tokenizers_that_put_one_before_every_text(
     ends = [*offsets[1:], len(text)]
     shown = [text[begin:end] for begin, end in zip(offsets, ends, strict=True)]
     assert shown == [tokenizer.token_bytes(each).decode() for each in engine.token_ids]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "beginning"),
+    [
+        # The tokenizer's own space is not in the text, nor is a first token that the prompt does not spell.
+        ("A quick", ["", "", "A qu"]),
+        (" A quick", ["", " ", "", "A qu"]),
+        ("<s>A quick", ["<s>", "", "A qu"]),
+        ([297, 355, 301, 281], ["", "A qu"]),
+        ([1, 297, 355, 301, 281], ["<s>", " ", "A qu"]),
+    ],
+)
+def test_offsets_in_an_echo_leave_out_the_space_that_tokenizers_put_before_every_text(
+    client: Client, engine: FakeEngine, prompt: str | list[int], beginning: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(llama_like_checkpoint())
+    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
+    monkeypatch.setattr(client.preparer, "expander", PromptExpander(tokenizer, None))
+    engine.token_ids, engine.end = tokenizer.encode(" fox"), "length"
+    [choice] = complete(client, prompt, logprobs=0, echo=True).json()["choices"]
+    text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+    shown = [text[begin:end] for begin, end in itertools.pairwise([*offsets, len(text)])]
+    assert shown == [*beginning, "ic", "k", " ", " ", "fo", "x"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

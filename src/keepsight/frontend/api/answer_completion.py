@@ -105,8 +105,8 @@ class CompletionAnswer(ChunkedAnswer):
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
         first_shown, *shown = self._tokenizer.decode_each([first, *others], skip_special_tokens=False)
-        yield _ShownToken(first, first_shown if shows_first else "", None)
-        yield from map(_ShownToken, others, shown, answered.prompt_logprobs or ())
+        texts = _as_in(self._echoes[number], [first_shown if shows_first else "", *shown])
+        yield from map(_ShownToken, [first, *others], texts, [None, *(answered.prompt_logprobs or ())])
 
     def _answered_tokens(self, tokens: Sequence[TokenOutput]) -> Iterator[_ShownToken]:
         if not self._request.wants_answer:
@@ -133,6 +133,17 @@ class CompletionAnswer(ChunkedAnswer):
             top_logprobs=[_by_token(ones) if ones else None for ones in each],
             text_offset=offsets,
         )
+
+
+def _as_in(text: str, shown: Iterable[str]) -> Iterator[str]:
+    """Yield what tokens show as it stands in their text: a leading space may be the tokenizer's own."""
+    place = 0
+    for each in shown:
+        without_space = each.removeprefix(" ")
+        is_own = not text.startswith(each, place) and text.startswith(without_space, place)
+        part = without_space if is_own else each
+        place += len(part)
+        yield part
 
 
 def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
