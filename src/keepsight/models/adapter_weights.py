@@ -33,9 +33,16 @@ class LowRank:
     def rank(self) -> int:
         return self.up.in_features
 
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.up.weight.dtype
+
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Add the term to `sums` in place."""
         self.up(self.down(hidden), onto=sums)
+
+    def compute(self, hidden: Tensor) -> Tensor:
+        return self.up(self.down(hidden))  # type: ignore[no-any-return]
 
 
 def _fill(place: Placement, matrix: Tensor) -> Linear:

@@ -1,6 +1,6 @@
 """Adapters of transformers' modules: each adds to the rows of its own requests, wherever a layer is given these."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -44,12 +44,12 @@ def observed() -> tuple[Whole, AdaptableProducts]:
     return whole, products
 
 
-def adapter_of(products: AdaptableProducts, value: float) -> tuple[AdapterWeights, Tensor]:
+def adapter_of(products: AdaptableProducts, value: float, place: Placement = PLACE) -> tuple[AdapterWeights, Tensor]:
     """Return an adapter of the first layer, and the matrix that it adds."""
     found = products.find("every")
     assert found is not None
     down, up = torch.full((1, WIDTH), value), torch.ones(WIDTH, 1)
-    terms: Mapping[str, LowRank] = products.add({found[0]: LowRank(PLACE, down, up)})
+    terms: Mapping[str, LowRank] = products.add({found[0]: LowRank(place, down, up)})
     return AdapterWeights([terms]), up @ down
 
 
@@ -59,6 +59,32 @@ def test_a_layer_is_found_by_the_names_that_versions_of_transformers_give_it(nam
     found = products.find(name)
     assert found is not None
     assert found[0].linear is whole.model.every
+
+
+class OfLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.text_model = nn.Module()
+        self.text_model.model = nn.Module()
+        self.text_model.model.layers = nn.ModuleList([Decoder()])
+
+
+def test_within_a_layer_only_its_own_names_are_known() -> None:
+    products = AdaptableProducts(modules := OfLayers(), modules.text_model)
+    assert products.find("text_model.layers.0.every") == products.find("model.text_model.model.layers.0.every")
+    assert products.find("text_model.layers.0.every") is not None
+    assert products.find("text_model.layers.0.model.every") is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_layer_that_is_kept_in_another_precision_is_adapted_in_its_own(dtype: torch.dtype) -> None:
+    whole, products = observed()
+    adapter, added = adapter_of(products, 1.0, Placement(torch.device("cpu"), dtype))
+    hidden = torch.ones(1, 2, WIDTH)
+    with computing_rows(2, [AdaptedRows(1, 2, adapter)]):
+        adapted = whole.model.every(hidden)
+    assert adapted.dtype is torch.float32
+    torch.testing.assert_close(adapted[0, 1], whole.model.every(hidden)[0, 1] + hidden[0, 1] @ added.T)
 
 
 @pytest.mark.parametrize("name", ["model.some", "model.twice", "model.never", "head", "model.any_model.every"])
@@ -79,8 +105,8 @@ def test_each_adapter_is_added_to_its_rows_alone() -> None:
     assert torch.equal(whole.model.every(hidden), plain)
 
 
-@pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 5), slice(None), torch.tensor([1, 3, 4])])
-def test_an_adapter_follows_its_rows_where_only_some_are_computed(rows: slice | Tensor) -> None:
+@pytest.mark.parametrize("rows", [range(2), range(2, 5), range(5), [1, 3, 4]])
+def test_an_adapter_follows_its_rows_where_only_some_are_computed(rows: Sequence[int]) -> None:
     whole, products = observed()
     adapter, _ = adapter_of(products, 1.0)
     hidden = torch.randn(1, 5, WIDTH)

@@ -19,6 +19,8 @@ from keepsight.models.adapter_weights import AdaptedRows, AdapterWeights, LowRan
 
 # Parts of modules' names that depend on the version of transformers with which an adapter was made.
 _WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:language_model|model)\.")
+# A layer's number: what comes from here on is the same in all versions.
+_NUMBER = re.compile(r"(?<=\.)(?=[0-9]+\.)")
 
 
 class _Rows(NamedTuple):
@@ -27,9 +29,8 @@ class _Rows(NamedTuple):
     number: int
     adapted: Sequence[AdaptedRows]
 
-    def take(self, rows: slice | Tensor) -> "_Rows":
-        numbers = range(self.number)[rows] if isinstance(rows, slice) else rows
-        return _Rows(len(numbers), self._take_adapted(list(map(int, numbers))) if self.adapted else ())
+    def take(self, numbers: Sequence[int]) -> "_Rows":
+        return _Rows(len(numbers), self._take_adapted(numbers) if self.adapted else ())
 
     def _take_adapted(self, numbers: Sequence[int]) -> Sequence[AdaptedRows]:
         owners: list[AdapterWeights | None] = [None] * self.number
@@ -55,10 +56,10 @@ def computing_rows(number: int, adapted: Sequence[AdaptedRows]) -> Iterator[None
 
 
 @contextmanager
-def taking_rows(rows: slice | Tensor) -> Iterator[None]:
+def taking_rows(numbers: Sequence[int]) -> Iterator[None]:
     """Until it is left, layers are given only these of the rows."""
     now = _rows.get()
-    with _giving(None if now is None else now.take(rows)):
+    with _giving(None if now is None else now.take(numbers)):
         yield
 
 
@@ -92,7 +93,8 @@ class AdaptableProducts:
         """`modules`: the whole model, by whose names adapters name the layers."""
         of_decoder = {module for module in decoder.modules() if type(module) is nn.Linear}
         named = (AdaptableProduct(name, each) for name, each in modules.named_modules() if each in of_decoder)
-        self._by_name = {_WRAPPERS.sub("", product.name): product for product in named}
+        self._by_name = {_unwrap(product.name): product for product in named}
+        assert len(self._by_name) == len(of_decoder), "two layers have one name"
         # Those that were adapted before.
         self._changed = set[AdaptableProduct]()
 
@@ -117,7 +119,7 @@ class AdaptableProducts:
 
     def find(self, module: str) -> tuple[AdaptableProduct, str] | None:
         """Return the product of a module, by its name in an adapter; None if it cannot be adapted."""
-        product = self._by_name.get(_WRAPPERS.sub("", module))
+        product = self._by_name.get(_unwrap(module))
         return None if product is None else (product, "")
 
     def add(self, terms: Mapping[AdaptableProduct, LowRank]) -> Mapping[str, LowRank]:
@@ -127,6 +129,11 @@ class AdaptableProducts:
                 self._changed.add(product)
                 _let_add(product)
         return {product.name: term for product, term in terms.items()}
+
+
+def _unwrap(name: str) -> str:
+    wrapped, *numbered = _NUMBER.split(name, maxsplit=1)
+    return "".join((_WRAPPERS.sub("", wrapped), *numbered))
 
 
 def _let_add(product: AdaptableProduct) -> None:
@@ -144,5 +151,9 @@ def _let_add(product: AdaptableProduct) -> None:
 def _add_terms(name: str, rows: _Rows, hidden: Tensor, sums: Tensor) -> None:
     assert len(hidden) == rows.number, f"{name} is given {len(hidden)} rows of {rows.number}"
     for first, end, weights in rows.adapted:
-        if (own := weights.layers[0].get(name)) is not None:
+        if (own := weights.layers[0].get(name)) is None:
+            continue
+        if sums.dtype is own.dtype:
             own.add_to(sums[first:end], hidden[first:end])
+        else:  # a router may be kept in float32
+            sums[first:end] += own.compute(hidden[first:end].to(own.dtype))

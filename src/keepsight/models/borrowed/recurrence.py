@@ -128,6 +128,8 @@ class Part(NamedTuple):
     """Tokens of a step that are computed together: of one slice up to where its state is kept, or all single ones."""
 
     rows: slice | Tensor
+    # The same rows, on the host.
+    numbers: Sequence[int]
     slots: Tensor
     # For each state that is kept afterwards, which of these it is, and the slot to which it is written as well.
     kept: Sequence[tuple[int, int]]
@@ -149,9 +151,9 @@ class RecurrentStep:
 
     def _compute_parts(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
         outputs = hidden
-        for number, (rows, slots, kept) in enumerate(self._parts):
+        for number, (rows, numbers, slots, kept) in enumerate(self._parts):
             cache = StateCache(self._states, slots)
-            with taking_rows(rows):
+            with taking_rows(numbers):
                 output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
             cache.write_back(kept)
             if not number:
@@ -164,7 +166,12 @@ class RecurrentStep:
         """Longer slices, cut where their states are kept, and single tokens together."""
         slices, slots = self._batch.slices, self._batch.sequences.slots
         parts = [
-            Part(slice(first + begin, first + end), slots[index : index + 1], [] if slot is None else [(0, slot)])
+            Part(
+                slice(first + begin, first + end),
+                range(first + begin, first + end),
+                slots[index : index + 1],
+                [] if slot is None else [(0, slot)],
+            )
             for index, (piece, first) in enumerate(zip(slices, self._batch.slice_starts, strict=True))
             if piece.length > 1
             for begin, end, slot in _cut(piece)
@@ -174,8 +181,8 @@ class RecurrentStep:
             singles, rows = self._batch.singles
             kept = [(index, slot) for index, piece in enumerate(singles) for _, slot in piece.kept_states]
             if not parts:
-                return [Part(slice(None), slots, kept)]
-            parts.append(Part(torch.tensor(rows, device=self._batch.device), slots[are_single], kept))
+                return [Part(slice(None), rows, slots, kept)]
+            parts.append(Part(torch.tensor(rows, device=self._batch.device), rows, slots[are_single], kept))
         return parts
 
 
