@@ -24,7 +24,7 @@ from tests.wait_until import wait_until
     ("arguments", "message"),
     [
         ([], "--replica: is needed"),
-        (["--replica", "ftp://a"], "--replica: must be like http://"),
+        (["--replica", "ftp://a"], "--replica: must be like http://10.0.0.1:8000, not"),
         (["--replica", "http://a/v1"], "--replica: must not have a path"),
         (["--replica", "http://a?b"], "--replica: must not contain a query"),
         (["--replica", "http://secret@a"], "--replica: must not contain credentials"),

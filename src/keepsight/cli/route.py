@@ -24,6 +24,7 @@ from keepsight.scaleout.router_server import make_router
 from keepsight.supervisor import url_of
 
 FLAG = "--replica"
+_EXAMPLE = "http://10.0.0.1:8000"
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Of names in ASCII, IPv4 and IPv6.
 _HOST = re.compile(r"[\w.:%-]+", re.ASCII)
@@ -79,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _read_replica(url: str) -> Address:
-    address = Address.parse(url, FLAG)
+    address = Address.parse(url, FLAG, _EXAMPLE)
     if address.path:
         raise InvalidArgumentError(FLAG, f"must not have a path, as requests bring their own: {url!r}")
     if not _HOST.fullmatch(address.host):
@@ -91,7 +92,7 @@ def _check_replicas(replicas: Sequence[Address], is_ray: bool) -> None:
     if is_ray and replicas:
         raise InvalidArgumentError(FLAG, "cannot be given with --ray, which starts the servers itself")
     if not is_ray and not replicas:
-        raise InvalidArgumentError(FLAG, "is needed: the address of a server, such as http://10.0.0.1:8000 (or --ray)")
+        raise InvalidArgumentError(FLAG, f"is needed: the address of a server, such as {_EXAMPLE} (or --ray)")
     for number, each in enumerate(replicas):
         if each in replicas[:number]:
             raise InvalidArgumentError(FLAG, f"{each.url} is given twice")
