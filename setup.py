@@ -11,6 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 MODELS = Path("src/keepsight/models")
 # Not imported: that would import what is not installed yet.
@@ -36,6 +37,16 @@ def _kernels(processor: str) -> Extension:
     )
 
 
+class BuildAnew(build_py):
+    """Removes first what an earlier build left: files that are no longer among the sources must not be installed."""
+
+    def run(self) -> None:
+        for path in Path(self.build_lib, "keepsight").rglob("*"):
+            if path.is_file() and not path.match("_cpu_kernels*.so"):
+                path.unlink()
+        super().run()
+
+
 class BuildApart(build_ext):
     """Builds the libraries in parallel, each in its own folder, as their object files have the same names.
 
@@ -56,7 +67,7 @@ class BuildApart(build_ext):
 
 
 setup(
-    cmdclass={"build_ext": BuildApart},
+    cmdclass={"build_py": BuildAnew, "build_ext": BuildApart},
     ext_modules=[_kernels(processor) for processor in FLAGS_OF_PROCESSOR],
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )

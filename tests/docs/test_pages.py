@@ -94,6 +94,14 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from options_of(each)
 
 
+def test_pages_and_messages_name_the_version_of_transformers_that_is_required() -> None:
+    required = set(re.findall(r'"transformers>=([0-9.]+)"', (ROOT / "pyproject.toml").read_text()))
+    files = [*PAGES, *(ROOT / "src").rglob("*.py")]
+    named = {each for file in files for each in re.findall(r"transformers ([0-9.]+) or later", file.read_text())}
+    assert len(required) == 1
+    assert named == required
+
+
 def test_every_link_has_a_target() -> None:
     for page in PAGES:
         for target, anchor in LINK.findall(page.read_text()):

@@ -92,7 +92,7 @@ class StateProbe:
 
     def __getattr__(self, name: str) -> Any:
         raise UnsupportedDecoderError(
-            f"its recurrent layers use {name} of their cache: transformers 5.22 is needed, or later"
+            f"its recurrent layers use {name} of their cache: transformers 5.21 or later is needed"
         )
 
     def recur(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
