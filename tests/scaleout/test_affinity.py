@@ -76,6 +76,9 @@ def test_text_that_looks_like_a_picture_is_none() -> None:
     "part",
     [
         by_url("media://media_0f"),
+        by_url("MEDIA://media_0f"),
+        {"type": "input_file", "file_url": "media://media_0f"},
+        {"type": "video", "video": "media://media_0f"},
         {"type": "image", "media_id": "media_0f"},
         {"type": "file", "file": {"file_id": "media_0f"}},
         {"type": "input_image", "file_id": "media_0f"},
@@ -85,6 +88,31 @@ def test_text_that_looks_like_a_picture_is_none() -> None:
 def test_uploads_are_named_in_every_form(part: dict[str, Any]) -> None:
     assert chat(part).ids == ("media_0f",)
     assert find_affinity(CHAT, json.dumps({"messages": [part]}).replace("/", r"\/").encode()).ids == ("media_0f",)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {**by_url(DATA_URL), "uuid": "media_7"},
+        {"type": "image_url", "image_url": None, "uuid": "media://media_7"},
+        by_url("media_7"),
+        {"type": "input_audio", "input_audio": {"data": "media_7"}},
+        {"type": "image", "media_id": "media_7/../resp_1"},
+        {
+            "type": "tool_use",
+            "id": "a",
+            "name": "look",
+            "input": {"file_id": "media_7", "of": [{"url": "media://media_8"}]},
+        },
+    ],
+)
+def test_what_only_looks_like_an_uploads_id_is_none(part: dict[str, Any]) -> None:
+    assert chat(part).ids == ()
+
+
+def test_an_upload_is_named_even_if_a_tool_was_called_with_its_id() -> None:
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {"file_id": "media_7", "data": "media://media_7"}}
+    assert chat(call, {"type": "image", "media_id": "media_7"}, call).ids == ("media_7",)
 
 
 @pytest.mark.parametrize("path", ["/v1/media/media_1", "/v1/files/media_1/content", "/v1/media/media_1/pin"])

@@ -2,12 +2,15 @@
 
 Pure, and never refuses: a body of no known form has no affinity, and the server that gets it says what is wrong. Media
 are found by the names of their fields, wherever in the prompt: text within JSON's strings cannot look like one, as its
-quotes are escaped. A name that is found wrongly costs only a worse choice, or an id that nobody knows.
+quotes are escaped. One that is found wrongly costs only a worse choice. But a request has to go where the ids are that
+it names: these are read only in fields where a server reads them, and not in the arguments of tools' calls.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 import xxhash
@@ -28,13 +31,12 @@ MAX_MEDIA = 1024
 # Without its large media.
 MAX_TEXT_BYTES = 2**23
 _MEDIA = re.compile(
-    rb'"(?:(?:image|video|audio|file)_(?:url|data|id)|url|image|video|audio|image_embeds|(?P<bare>data)|media_id|uuid)"'
-    rb'\s*:\s*"(?P<value>[^"]+)"'
+    rb'"(?:(?P<id>(?:image|video|audio|file|media)_id)|(?:image|video|audio|file)_(?:url|data)|url|image|video|audio'
+    rb'|image_embeds|(?P<bare>data)|(?P<uuid>uuid))"\s*:\s*"(?P<value>[^"]+)"'
 )
 # Of uploads and stored responses.
-_ID = re.compile(r"(?:media_|resp_)\w{1,64}", re.ASCII)
-MAX_ID_BYTES = 100
-_HANDLE_PREFIX = re.compile(r"media:\\?/\\?/")
+_ID = re.compile(rb"((?:media_|resp_)\w{1,64})")
+_HANDLE = re.compile(rb"(?i:media):\\?/\\?/(media_\w{1,64})")
 _UPLOADS = ("/v1/media", "/v1/files")
 _PATH = re.compile(r"/v1/(?:media|files|responses)/([^/]+)(?:/\w+)?")
 
@@ -69,7 +71,19 @@ class _Prompt(msgspec.Struct):
     prompt_cache_key: Raw = Raw()
 
 
+class _Block(msgspec.Struct):
+    """A part of a message; in Anthropic's form it may be a tool's call, whose arguments are plain JSON."""
+
+    type: str = ""
+    input: Raw = Raw()
+
+
+class _Message(msgspec.Struct):
+    content: list[_Block] | str | None = None
+
+
 _decoder = msgspec.json.Decoder(_Prompt)
+_messages_decoder = msgspec.json.Decoder(list[_Message])
 
 
 def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
@@ -77,7 +91,7 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
     if path in _UPLOADS:
         # A request may name several of them, and only one server can answer it.
         return Affinity(cache_key=f"uploads of {xxhash.xxh3_128_hexdigest(caller)}")
-    if (named := _PATH.fullmatch(path)) is not None and _ID.fullmatch(named[1]):
+    if (named := _PATH.fullmatch(path)) is not None and _ID.fullmatch(named[1].encode()):
         return Affinity(ids=(named[1],))
     body = without_mark(body)
     if not bytes(body[:64]).lstrip().startswith(b"{"):
@@ -94,13 +108,17 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
     parts = [bytes(getattr(prompt, name)) for name in _Prompt.__struct_fields__ if name != "prompt_cache_key"]
     if (named_media := _name_media(b"\n".join(parts), sizes)) is None:
         return Affinity()
-    beginning, found = named_media
-    ids = dict.fromkeys(_read_ids([*found, bytes(prompt.previous_response_id).strip(b'"')]))
+    beginning, found, uploads = named_media
+    if uploads:
+        uploads.subtract(_find_ids_in_calls(prompt.messages))
+    ids = [*+uploads]
+    if _ID.fullmatch(continued := bytes(prompt.previous_response_id).strip(b'"')):
+        ids.append(continued)
     return Affinity(
         {xxhash.xxh3_128_digest(each): num_bytes for each, num_bytes in found.items()},
         tuple(_name_beginnings(beginning)),
         cache_key,
-        tuple(ids),
+        tuple(each.decode() for each in ids),
         len(beginning) + len(found) * MEDIA_BYTES_IN_PROMPT + ANSWER_BYTES,
     )
 
@@ -117,13 +135,14 @@ def _name_large_media(body: Buffer) -> tuple[Buffer, Mapping[bytes, int]]:
     return replace_urls(body, name), sizes
 
 
-def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping[bytes, int]] | None:
-    """Return the text with a hash in place of each picture that is in it, and the sizes of all its media.
+def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping[bytes, int], Counter[bytes]] | None:
+    """Return the text with a hash in place of each picture that is in it, the sizes of all its media, and uploads' ids.
 
     `sizes`: of those that have such a name already. None if there are too many.
     """
     pieces, kept = list[bytes](), 0
     found: dict[bytes, int] = {}
+    uploads = Counter[bytes]()
     for number, match in enumerate(_MEDIA.finditer(text)):
         if number == MAX_MEDIA:
             return None
@@ -137,13 +156,27 @@ def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping
             kept = match.end("value")
         else:
             found[value] = TYPICAL_MEDIA_BYTES
-    return b"".join([*pieces, text[kept:]]), found
+            uploads.update(_find_id(match))
+    return b"".join([*pieces, text[kept:]]), found, uploads
 
 
-def _read_ids(found: Iterable[bytes]) -> list[str]:
-    short = (each for each in found if len(each) <= MAX_ID_BYTES)
-    names = (_HANDLE_PREFIX.sub("", each.decode(errors="replace"), count=1) for each in short)
-    return [name for name in names if _ID.fullmatch(name)]
+def _find_id(media: re.Match[bytes]) -> Iterator[bytes]:
+    """Yield the id of the upload that a field names as servers read it. A uuid is the client's own name."""
+    form = _ID if media["id"] else _HANDLE
+    if not (media["uuid"] or media["bare"]) and (found := form.fullmatch(media["value"])) is not None:
+        yield found[1]
+
+
+def _find_ids_in_calls(messages: Raw) -> Iterator[bytes]:
+    """Yield what looks like an upload's id in the arguments of tools' calls, as often as it is there."""
+    try:
+        decoded = _messages_decoder.decode(messages)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    for message in decoded:
+        for block in message.content if isinstance(message.content, list) else ():
+            if block.type == "tool_use":
+                yield from chain.from_iterable(map(_find_id, _MEDIA.finditer(block.input)))
 
 
 def _read_text(field: Raw) -> str | None:
