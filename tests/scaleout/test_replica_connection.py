@@ -146,6 +146,23 @@ def test_what_cannot_be_passed_on_is_no_answer(loop: str, said: bytes) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_the_kernel_gives_up_a_machine_that_vanished_whether_anything_is_being_sent_or_not(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            own = pair.own._socket
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, interval, count = (
+                own.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + interval * count == 25
+            assert own.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 25_000
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
     async def use(host: str, port: int, is_gone: bool) -> None:
         with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:

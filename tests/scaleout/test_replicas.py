@@ -130,6 +130,58 @@ def test_requests_to_a_replica_that_hangs_are_given_up_but_for_answers_that_have
         asyncio.run(run(fake))
 
 
+@pytest.mark.parametrize(
+    ("error", "max_seconds", "is_given_up"),
+    [
+        (ReplicaLostError("no route", may_have_begun=False), 0, True),
+        (ReplicaLostError("no route", may_have_begun=False), 1000, False),
+        # It listens no more, as it ends.
+        (ReplicaLostError("refused", may_have_begun=False, is_gone=True), 0, False),
+        (ServerOverloadedError("the router may open no more files"), 0, False),
+    ],
+)
+def test_so_are_those_to_a_replica_that_cannot_be_reached_for_as_long(
+    error: Exception, max_seconds: float, is_given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+
+    async def answer_later(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        replica.told.set()
+        await replica.go.wait()
+        writer.write(respond("late"))
+
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        asking = asyncio.create_task(replica.forward(QUESTION, NOTHING))
+        await asyncio.to_thread(fake.told.wait, 30)
+        num_failed = 0
+
+        async def fail(_: Question) -> Any:
+            nonlocal num_failed
+            num_failed += 1
+            raise error
+
+        monkeypatch.setattr(replica, "ask", fail)
+        async with asyncio.timeout(30):
+            while num_failed == 0:
+                await asyncio.sleep(0)
+            monkeypatch.setattr(replicas_module, "MAX_CHECK_SECONDS", max_seconds)
+            while num_failed < 5:
+                await asyncio.sleep(0)
+        fake.let_go()
+        if is_given_up:
+            with pytest.raises(ReplicaLostError, match="cannot be reached"):
+                await asking
+        else:
+            assert (await (await asking).hold()).body == b'"late"'
+        await replicas.remove(fake.address)
+
+    with fakes(answer_later) as [fake]:
+        asyncio.run(run(fake))
+
+
 def test_a_replica_that_ends_is_forgotten_by_its_next_check() -> None:
     async def run(fake: FakeReplica) -> None:
         replicas = Replicas()

@@ -119,7 +119,7 @@ class Replica(ReplicaView):
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
-            raise ReplicaLostError("it was given up, as it hangs", may_have_begun=True) from None
+            raise ReplicaLostError("it was given up, as it hangs or cannot be reached", may_have_begun=True) from None
 
     async def forward(self, question: Question, affinity: Affinity) -> Answer:
         """Ask what a client does: it counts as work in flight, and its media as known here once they are taken."""
@@ -135,7 +135,7 @@ class Replica(ReplicaView):
         return answer
 
     def give_up(self) -> None:
-        """Have all questions fail whose answers have not begun: the server hangs."""
+        """Have all questions fail whose answers have not begun: the server hangs, or cannot be reached."""
         given_up, self._patience = self._patience, set()
         for each in given_up:
             each.reschedule(0)

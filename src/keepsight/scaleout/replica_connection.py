@@ -17,7 +17,8 @@ import h11
 from keepsight.errors import ReplicaLostError, ServerOverloadedError
 
 CONNECT_SECONDS = 5.0
-# A server that takes nothing in for so long is lost. An answer may take any time.
+# A server that takes nothing in for so long is lost; mostly the kernel says so earlier (`_NOTICE_LOSS`). An answer may
+# take any time.
 WRITE_SECONDS = 60.0
 # Less than servers keep an idle connection (`http_server.IDLE_SECONDS`).
 KEEP_SECONDS = 60.0
@@ -27,8 +28,10 @@ MAX_HEAD_BYTES = 100 * 1024
 # The HTTP server of the router can write no other.
 _STATUSES = range(200, 600)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-# A machine that vanished is noticed after 25 seconds: a connection that waits for an answer would wait for ever.
+# A machine that vanished is noticed after 25 seconds: a connection that waits for an answer would wait for ever. While
+# something that was sent is not acknowledged, the kernel sends no keepalives, but repeats it for many minutes.
 _NOTICE_LOSS = (
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),

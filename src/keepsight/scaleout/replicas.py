@@ -14,7 +14,8 @@ from keepsight.scaleout.replica import Question, Replica, WholeAnswer
 
 logger = logging.getLogger(__name__)
 SECONDS_BETWEEN_CHECKS = 1.0
-# A server's event loop answers, which waits for no engine: one that takes longer hangs, however busy it is.
+# A server's event loop answers, which waits for no engine: one that says nothing for longer hangs, however busy it is,
+# or its machine is lost.
 MAX_CHECK_SECONDS = 10.0
 
 
@@ -77,24 +78,33 @@ class Replicas:
     async def _watch(self, replica: Replica) -> None:
         host = replica.address.partition("://")[2].encode()
         question = Question(b"GET", b"/ready", [(b"host", host), (b"accept", b"*/*")])
+        loop = asyncio.get_running_loop()
+        alive_at = loop.time()
         while True:
-            await self._check(replica, question)
+            if await self._check(replica, question):
+                alive_at = loop.time()
+            elif loop.time() - alive_at >= MAX_CHECK_SECONDS:
+                replica.give_up()
             replica.close_unusable()
             await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
 
-    async def _check(self, replica: Replica, question: Question) -> None:
+    async def _check(self, replica: Replica, question: Question) -> bool:
+        """Ask a server whether it is ready. Return False if its machine may be lost, or it hangs."""
         try:
             async with asyncio.timeout(MAX_CHECK_SECONDS):
                 answer = await (await replica.ask(question)).hold()
             self._set_state(replica, *_read_state(answer))
         except TimeoutError:
             self._set_state(replica, False, f"it does not answer within {MAX_CHECK_SECONDS:g} s")
-            replica.give_up()
+            return False
         except ReplicaLostError as lost:
             self.note_lost(replica, lost)
             self._set_state(replica, False, str(lost))
+            # Its machine refuses connections, perhaps as it finishes its answers.
+            return lost.is_gone
         except ServerOverloadedError:
             pass  # of the router itself, which says nothing of the server
+        return True
 
     def _set_state(self, replica: Replica, is_ready: bool, reason: str) -> None:
         has_changed = replica.is_ready != is_ready
