@@ -53,6 +53,8 @@ class FakeReplica:
     def __init__(self, loop: asyncio.AbstractEventLoop, script: Script) -> None:
         self.script, self.asked = script, list[Asked]()
         self.state: dict[str, Any] = {"status": "ok"}
+        # What it says instead when it is asked for its state.
+        self.odd_state: bytes | None = None
         self.num_connections = 0
         # Whether it says nothing any more when it is asked for its state.
         self.is_stopped = False
@@ -109,6 +111,9 @@ class FakeReplica:
                 if asked.target == "/ready" and self.is_stopped:
                     await reader.read()
                     break
+                if asked.target == "/ready" and self.odd_state is not None:
+                    writer.write(self.odd_state)
+                    continue
                 if asked.target == "/ready":
                     writer.write(respond(self.state, 200 if self.state["status"] == "ok" else 503))
                     continue

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.scaleout.merge_lists import merge_lists
+from keepsight.errors import NoReplicaError
+from keepsight.scaleout.merge_lists import merge_lists, read_page
 
 Page = dict[str, Any]
 
@@ -70,3 +71,8 @@ def test_without_a_limit_a_page_has_as_many_as_a_server_lists(path: str, default
 def test_uploads_that_were_named_are_all_listed() -> None:
     pages = [{"data": [{"id": each}], "has_more": False, "next_page": None} for each in "ab"]
     assert [each["id"] for each in merge_lists("/v1/files", {"ids[]": "b"}, pages)["data"]] == ["b", "a"]
+
+
+def test_a_deeply_nested_page_is_none() -> None:
+    with pytest.raises(NoReplicaError):
+        read_page(b'{"data":[],"has_more":false,"x":' + b"[" * 100_000 + b"]" * 100_000 + b"}")

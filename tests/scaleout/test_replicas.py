@@ -15,6 +15,8 @@ from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, respond, say_
 
 QUESTION = Question(b"GET", b"/who", [(b"host", b"x")])
 NOTHING = Affinity()
+# Too deeply for a decoder.
+NESTED = respond('{"x":' + "[" * 100_000 + "]" * 100_000 + "}", is_json=False)
 
 
 async def wait_for_ready(replicas: Replicas, count: int) -> None:
@@ -240,6 +242,43 @@ def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytes
 
     with fakes(say_who) as [fake]:
         asyncio.run(run(fake))
+
+
+def test_no_answer_ends_the_watch_over_a_replica() -> None:
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        fake.odd_state = NESTED
+        await wait_for_ready(replicas, 0)
+        fake.odd_state = None
+        await wait_for_ready(replicas, 1)
+        await replicas.remove(fake.address)
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_nor_does_an_error_of_our_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        with monkeypatch.context() as patched:
+
+            async def fail(_: Question) -> Any:
+                raise ValueError("of our own")
+
+            patched.setattr(replica, "ask", fail)
+            await wait_for_ready(replicas, 0)
+        await wait_for_ready(replicas, 1)
+        await replicas.remove(fake.address)
+
+    with fakes(say_who) as [fake]:
+        asyncio.run(run(fake))
+    assert "of our own" in caplog.text
 
 
 def test_connections_are_used_again_and_closed_with_the_replica() -> None:

@@ -33,7 +33,7 @@ LIST_PATHS = _DEFAULT_LIMITS.keys()
 def read_page(body: bytes) -> Page:
     try:
         msgspec.json.decode(body, type=_Page)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise NoReplicaError(f"a server behind this address does not list its uploads: {error}") from error
     page: Page = msgspec.json.decode(body)
     return page

@@ -104,6 +104,9 @@ class Replicas:
             return lost.is_gone
         except ServerOverloadedError:
             pass  # of the router itself, which says nothing of the server
+        except Exception:  # nobody else would ask again
+            logger.exception("%s cannot be asked whether it is ready", replica.address)
+            self._set_state(replica, False, "asking it fails")
         return True
 
     def _set_state(self, replica: Replica, is_ready: bool, reason: str) -> None:
@@ -126,6 +129,6 @@ def _read_state(answer: WholeAnswer) -> tuple[bool, str]:
     """Return whether a server is ready, and why."""
     try:
         status = msgspec.json.decode(answer.body, type=_Readiness).status
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False, f"it answers /ready with status {answer.status}, and not as `keepsight serve` does"
     return answer.status == 200, f"it says {status[:80]!r}"
