@@ -9,7 +9,7 @@ from keepsight.errors import ReplicaLostError, ServerOverloadedError
 from keepsight.scaleout import replicas as replicas_module
 from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.choose_replica import choose_replica
-from keepsight.scaleout.replica import Question, Replica
+from keepsight.scaleout.replica import Answer, Question, Replica, WholeAnswer
 from keepsight.scaleout.replicas import Replicas
 from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, respond, say_who
 
@@ -23,6 +23,11 @@ async def wait_for_ready(replicas: Replicas, count: int) -> None:
     async with asyncio.timeout(30):
         while len(replicas.ready) != count:
             await replicas.changed.wait()
+
+
+async def hold(answer: Answer | WholeAnswer) -> WholeAnswer:
+    assert isinstance(answer, Answer)
+    return await answer.hold()
 
 
 def test_replicas_come_and_go_while_requests_run() -> None:
@@ -43,7 +48,7 @@ def test_replicas_come_and_go_while_requests_run() -> None:
         await replicas.remove(first.address)
         assert [each.address for each in replicas.ready] == [second.address]
         first.let_go()
-        assert (await (await asking).hold()).body == b'"late"'
+        assert (await hold(await asking)).body == b'"late"'
         assert added.num_requests == 0
         await replicas.remove(second.address)
 
@@ -124,7 +129,7 @@ def test_requests_to_a_replica_that_hangs_are_given_up_but_for_answers_that_have
         assert caught.value.may_have_begun
         assert not replica.is_ready
         fake.let_go()
-        assert (await begun.hold()).body == b"ab"
+        assert (await hold(begun)).body == b"ab"
         assert replica.num_requests == 0
         await replicas.remove(fake.address)
 
@@ -177,10 +182,31 @@ def test_so_are_those_to_a_replica_that_cannot_be_reached_for_as_long(
             with pytest.raises(ReplicaLostError, match="cannot be reached"):
                 await asking
         else:
-            assert (await (await asking).hold()).body == b'"late"'
+            assert (await hold(await asking)).body == b'"late"'
         await replicas.remove(fake.address)
 
     with fakes(answer_later) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_a_refusal_whose_rest_does_not_come_is_given_up_too() -> None:
+    async def refuse_half(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 503 No\r\nContent-Length: 100\r\n\r\n")
+        replica.told.set()
+        await replica.wait_until_left(writer)
+        return True
+
+    async def run(fake: FakeReplica) -> None:
+        replica = Replica(fake.address)
+        asking = asyncio.create_task(replica.forward(QUESTION, NOTHING))
+        await asyncio.to_thread(fake.told.wait, 30)
+        replica.give_up()
+        with pytest.raises(ReplicaLostError, match="given up") as caught:
+            await asking
+        assert caught.value.may_have_begun
+        assert replica.num_requests == 0
+
+    with fakes(refuse_half) as [fake]:
         asyncio.run(run(fake))
 
 

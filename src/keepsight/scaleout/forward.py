@@ -25,7 +25,6 @@ MAX_LOSSES = 2
 MAX_ALL_SECONDS = 60.0
 # So that a request ends even if its connections fail again and again to servers that say that they are ready.
 MAX_ATTEMPTS = 16
-NO_ROOM = 503
 NONE_READY = "no server behind this address is ready"
 
 
@@ -78,10 +77,10 @@ class Forwarder:
             self._meter.note_sent(replica, "owner" if owner is not None else chosen_by)
             try:
                 answer = await replica.forward(question, affinity)
-                if answer.status != NO_ROOM:
+                if not isinstance(answer, WholeAnswer):
                     return answer
-                refusals[replica] = refusal = await answer.hold()
-                num_losses += b'"engine_lost"' in refusal.body
+                refusals[replica] = answer
+                num_losses += b'"engine_lost"' in answer.body
             except ReplicaLostError as lost:
                 self._replicas.note_lost(replica, lost)
                 num_losses += lost.may_have_begun

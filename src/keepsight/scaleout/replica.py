@@ -7,8 +7,8 @@ connection with it.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
@@ -24,6 +24,8 @@ Headers = list[tuple[bytes, bytes]]
 PIECE_BYTES = 2**18
 # Of answers that the router reads itself: errors, lists, states.
 MAX_HELD_BYTES = 2**26
+# The status of a server that refuses a request which another may take.
+NO_ROOM = 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,33 +108,47 @@ class Replica(ReplicaView):
         self._host, self._port = url.hostname or "", url.port or (80 if self._tls is None else 443)
         # Connections that wait for a request, the last used last.
         self._idle: list[ReplicaConnection] = []
-        # Of the questions whose answers have not begun.
+        # Of the questions whose answers have not begun, or are refusals that are being read.
         self._patience = set[asyncio.Timeout]()
 
     async def ask(self, question: Question) -> Answer:
         """Return the answer as soon as it begins. Raises ReplicaLostError."""
-        try:
-            async with asyncio.timeout(None) as patience:
-                self._patience.add(patience)
-                try:
-                    return await self._ask(question)
-                finally:
-                    self._patience.discard(patience)
-        except TimeoutError:
-            raise ReplicaLostError("it was given up, as it hangs or cannot be reached", may_have_begun=True) from None
+        async with self._patiently():
+            return await self._ask(question)
 
-    async def forward(self, question: Question, affinity: Affinity) -> Answer:
-        """Ask what a client does: it counts as work in flight, and its media as known here once they are taken."""
+    async def forward(self, question: Question, affinity: Affinity) -> Answer | WholeAnswer:
+        """Ask what a client does: it counts as work in flight, and its media as known here once they are taken.
+
+        A refusal is returned whole, any other answer as soon as it begins.
+        """
         self.note_sent(affinity)
         try:
-            answer = await self.ask(question)
+            async with self._patiently():
+                answer = await self._ask(question)
+                refusal = await answer.hold() if answer.status == NO_ROOM else None
         except BaseException:
             self.note_ended(affinity)
             raise
+        if refusal is not None:
+            self.note_ended(affinity)
+            return refusal
         answer.on_closed.callback(self.note_ended, affinity)
         if answer.status < 400:
             self.note_taken(affinity)
         return answer
+
+    @asynccontextmanager
+    async def _patiently(self) -> AsyncIterator[None]:
+        """Wait until it is given up. Raises ReplicaLostError then."""
+        try:
+            async with asyncio.timeout(None) as patience:
+                self._patience.add(patience)
+                try:
+                    yield
+                finally:
+                    self._patience.discard(patience)
+        except TimeoutError:
+            raise ReplicaLostError("it was given up, as it hangs or cannot be reached", may_have_begun=True) from None
 
     def give_up(self) -> None:
         """Have all questions fail whose answers have not begun: the server hangs, or cannot be reached."""
