@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import struct
 from collections.abc import Coroutine
 from typing import Any
 
@@ -14,6 +15,10 @@ from keepsight.scaleout.replica_connection import ReplicaConnection
 LOOPS = ("asyncio", "uvloop")
 QUESTION = h11.Request(method="GET", target="/", headers=[("host", "x")])
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+# More than the kernel takes in for a server that reads nothing.
+BODY = bytes(2**25)
+UPLOAD = h11.Request(method="POST", target="/", headers=[("host", "x"), ("content-length", str(len(BODY)))])
+REFUSAL = b"HTTP/1.1 413 Too Large\r\nContent-Length: 2\r\nConnection: close\r\n\r\nno"
 
 
 def run(loop: str, work: Coroutine[Any, Any, None]) -> None:
@@ -31,6 +36,22 @@ class Pair:
         self.other.sendall(answer)
         await self.own.begin(QUESTION, [])
         return b"".join([piece async for piece in self.own.pieces()])
+
+    async def begin_upload(self) -> int:
+        """Return the status that is answered."""
+        pieces = (memoryview(BODY)[at : at + 2**18] for at in range(0, len(BODY), 2**18))
+        return (await self.own.begin(UPLOAD, pieces)).status_code
+
+    async def say(self, text: bytes) -> None:
+        """Return once it has come."""
+        self.other.sendall(text)
+        async with asyncio.timeout(30):
+            while self.own._reader.num_unread < len(text):
+                await asyncio.sleep(0)
+
+    def reset(self) -> None:
+        self.other.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.other.close()
 
     async def wait_until_unusable(self) -> None:
         async with asyncio.timeout(30):
@@ -117,6 +138,68 @@ def test_a_closed_connection_is_known_to_be_and_is_an_error_to_use(loop: str) ->
             assert not pair.own.is_usable
             with pytest.raises(ReplicaLostError):
                 await pair.own.begin(QUESTION, [])
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_refusal_of_an_upload_counts_even_if_the_connection_is_then_reset(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        uploading = asyncio.create_task(pair.begin_upload())
+        await pair.say(REFUSAL)
+        pair.reset()
+        assert await uploading == 413
+        assert b"".join([piece async for piece in pair.own.pieces()]) == b"no"
+        assert not pair.own.end()
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.parametrize("says_why", [False, True])
+def test_a_server_that_takes_nothing_in_is_lost_unless_it_says_why(
+    loop: str, says_why: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.WRITE_SECONDS", 0.1)
+
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            if says_why:
+                await pair.say(REFUSAL)
+                assert await pair.begin_upload() == 413
+            else:
+                with pytest.raises(ReplicaLostError, match="takes nothing in"):
+                    await pair.begin_upload()
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_answer_without_a_length_is_not_whole_if_the_connection_is_reset(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        await pair.say(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nab")
+        assert (await pair.own.begin(QUESTION, [])).status_code == 200
+        pieces = pair.own.pieces()
+        assert await anext(pieces) == b"ab"
+        pair.reset()
+        with pytest.raises(ReplicaLostError):
+            await anext(pieces)
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_what_is_said_before_the_answer_is_passed_over(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            hints = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
+            for _ in range(2):
+                assert await pair.ask(hints + ANSWER) == b"ok"
+                assert pair.own.end()
 
     run(loop, use())
 

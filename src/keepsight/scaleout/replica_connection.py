@@ -40,8 +40,15 @@ _NOTICE_LOSS = (
 
 
 class _Reader(asyncio.StreamReader):
+    """Unlike asyncio's, gives what came before a connection failed, and the failure after that."""
+
     # What has come and was not read.
     num_unread = 0
+    _failure: Exception | None = None
+
+    def set_exception(self, exc: Exception) -> None:
+        self._failure = exc
+        self.feed_eof()
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # as asyncio calls it
         self.num_unread += len(data)
@@ -49,6 +56,8 @@ class _Reader(asyncio.StreamReader):
 
     async def read(self, n: int = -1) -> bytes:
         piece = await super().read(n)
+        if not piece and self._failure is not None:
+            raise self._failure
         self.num_unread -= len(piece)
         return piece
 
@@ -97,10 +106,11 @@ class ReplicaConnection:
             for piece in body:
                 await self._send(h11.Data(data=piece))  # type: ignore[arg-type]  # any buffer will do
             await self._send(h11.EndOfMessage())
-        except TimeoutError:
-            raise ReplicaLostError(f"it takes nothing in for {WRITE_SECONDS:g} s", may_have_begun=True) from None
-        except OSError:
-            pass  # a server that refuses a body before all has come may have answered
+        except OSError as error:
+            # A server that refuses a body before all has come may have answered. What the kernel says has a number.
+            if isinstance(error, TimeoutError) and error.errno is None and not self._reader.num_unread:
+                message = f"it takes nothing in for {WRITE_SECONDS:g} s"
+                raise ReplicaLostError(message, may_have_begun=True) from None
         while isinstance(event := await self._next_event(), h11.InformationalResponse):
             pass
         if not isinstance(event, h11.Response) or not _can_be_passed_on(event):
