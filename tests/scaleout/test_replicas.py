@@ -89,6 +89,59 @@ def test_what_nobody_asked_for_is_nobodys_answer() -> None:
         asyncio.run(run(fake))
 
 
+@pytest.mark.parametrize(
+    ("said", "num_asked"),
+    [
+        (b"", 2),
+        (b"HTTP/1.1 200", 1),
+        (b"HTTP/1.1 103 Early Hints\r\n\r\n", 1),
+        (b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n", 1),
+        (b"SSH-2.0-x\r\n", 1),
+    ],
+)
+def test_only_a_used_connection_that_is_closed_without_a_word_has_a_request_sent_again(
+    said: bytes, num_asked: int
+) -> None:
+    async def answer_odd(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> bool:
+        if asked.target != "/odd":
+            await say_who(replica, asked, writer)
+            return False
+        writer.write(said)
+        return True
+
+    async def run(fake: FakeReplica) -> None:
+        replica = Replica(fake.address)
+        await (await replica.ask(QUESTION)).hold()
+        with pytest.raises(ReplicaLostError) as caught:
+            await replica.ask(Question(b"GET", b"/odd", QUESTION.headers))
+        assert caught.value.may_have_begun
+        assert [each.target for each in fake.asked] == ["/who", *["/odd"] * num_asked]
+
+    with fakes(answer_odd) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_one_that_a_server_does_not_take_in_is_not_sent_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.WRITE_SECONDS", 0.1)
+
+    async def hang(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> None:
+        await say_who(replica, asked, writer)
+        await writer.drain()
+        await replica.go.wait()
+
+    async def run(fake: FakeReplica) -> None:
+        replica = Replica(fake.address)
+        await (await replica.ask(QUESTION)).hold()
+        body = bytes(2**25)
+        with pytest.raises(ReplicaLostError, match="takes nothing in"):
+            await replica.ask(Question(b"POST", b"/", [(b"host", b"x"), (b"content-length", b"%d" % len(body))], body))
+        assert fake.num_connections == 1
+        fake.let_go()
+
+    with fakes(hang) as [fake]:
+        asyncio.run(run(fake))
+
+
 def test_an_answer_that_was_closed_cannot_be_read() -> None:
     async def run(fake: FakeReplica) -> None:
         answer = await Replica(fake.address).ask(QUESTION)

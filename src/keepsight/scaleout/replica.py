@@ -1,8 +1,8 @@
 """A server behind the router, and the connections to it, which are used for one request after the other.
 
 Knows nothing of what is asked. A server may close a connection that was used before at any time, even as a request is
-being sent: the request is then sent once more, over a new one. An answer that is not read to its end takes its
-connection with it.
+being sent: the request is then sent once more, over a new one. After any other failure it is not. An answer that is not
+read to its end takes its connection with it.
 """
 
 import asyncio
@@ -169,18 +169,20 @@ class Replica(ReplicaView):
             self._idle.pop().close()
 
     async def _ask(self, question: Question) -> Answer:
-        head, first_loss = question.head(), None
+        head, was_closed = question.head(), False
         if (used := self._take_idle()) is not None:
             try:
                 return await self._ask_over(used, head, question)
             except ReplicaLostError as lost:
-                first_loss = lost
+                if not lost.was_closed:
+                    raise
+                was_closed = True
         try:
             new = await ReplicaConnection.open(self._host, self._port, self._tls)
             return await self._ask_over(new, head, question)
         except ReplicaLostError as lost:
             # If nobody listens any more, the first may have been the end of the server.
-            lost.may_have_begun |= first_loss is not None
+            lost.may_have_begun |= was_closed
             raise
 
     def _take_idle(self) -> ReplicaConnection | None:

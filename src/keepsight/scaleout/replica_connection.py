@@ -44,6 +44,8 @@ class _Reader(asyncio.StreamReader):
 
     # What has come and was not read.
     num_unread = 0
+    # Whether anything has come since the last request.
+    has_come = False
     _failure: Exception | None = None
 
     def set_exception(self, exc: Exception) -> None:
@@ -52,6 +54,7 @@ class _Reader(asyncio.StreamReader):
 
     def feed_data(self, data: bytes) -> None:  # type: ignore[override]  # as asyncio calls it
         self.num_unread += len(data)
+        self.has_come = True
         super().feed_data(data)
 
     async def read(self, n: int = -1) -> bytes:
@@ -101,6 +104,7 @@ class ReplicaConnection:
 
     async def begin(self, request: h11.Request, body: Iterable[memoryview]) -> h11.Response:
         """Send a request; return the head of its answer. Raises ReplicaLostError."""
+        self._reader.has_come = bool(self._reader.num_unread)
         try:
             await self._send(request)
             for piece in body:
@@ -153,7 +157,9 @@ class ReplicaConnection:
                     raise ConnectionResetError("it was closed without an answer")
                 self._h11.receive_data(data)
         except (h11.RemoteProtocolError, OSError) as error:
-            raise ReplicaLostError(f"the connection failed: {_describe(error)}", may_have_begun=True) from error
+            was_closed = isinstance(error, ConnectionError) and not self._reader.has_come
+            message = f"the connection failed: {_describe(error)}"
+            raise ReplicaLostError(message, may_have_begun=True, was_closed=was_closed) from error
         return event  # type: ignore[return-value]  # NEED_DATA is none of them
 
 
