@@ -1,7 +1,9 @@
 """Servers that Ray keeps running, with actors of our own; `tests/cli/test_route_with_ray.py` has real ones."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from ray.exceptions import ActorUnavailableError, RayTaskError
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.scaleout import ray_servers
-from keepsight.scaleout.ray_servers import RayServers, ray_cluster
+from keepsight.scaleout.ray_servers import RayServers, place_actors, ray_cluster
 from keepsight.scaleout.replicas import Replicas
 
 
@@ -21,6 +23,9 @@ class Method:
 
     def __init__(self, *results: object) -> None:
         self._results = list(results)
+
+    def options(self, **_: object) -> "Method":
+        return self
 
     async def remote(self) -> object:
         if not self._results:
@@ -132,6 +137,39 @@ def test_an_actor_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> No
     story, is_given_up = run([Actor([failure] * 3, [])], lambda _, servers: servers.are_given_up)
     assert (story, is_given_up) == ([], True)
     assert "a server's actor failed: " in caplog.text
+
+
+def test_calls_that_are_left_waiting_keep_no_server_from_being_started(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    class Server:
+        def __init__(self, *_: object) -> None:
+            self._has_ended = threading.Event()
+
+        def start(self) -> str:
+            return "http://a:1"
+
+        def wait(self) -> None:
+            self._has_ended.wait()
+
+        def stop(self, seconds: float) -> None:
+            self._has_ended.set()
+
+    async def start_often() -> None:
+        for _ in range(ray_servers.MAX_WAITS + 1):
+            async with asyncio.timeout(60):
+                assert await servers._start(actor) == "http://a:1"
+            actor.wait.remote()
+
+    monkeypatch.setattr(ray_servers, "RayServer", Server)
+    # A cluster of its own, whose token is not the user's.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with ray_cluster("local"):
+        [actor] = place_actors(1, [], {}, 0)
+        servers = RayServers([actor])
+        asyncio.run(start_often())
+        servers.stop(0)
 
 
 def test_a_server_that_finds_no_place_is_named_in_the_log(

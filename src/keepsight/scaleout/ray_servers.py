@@ -24,7 +24,8 @@ SECONDS_BETWEEN_STARTS = 1.0
 CONNECT_SECONDS = 5.0
 # After which the user is told that the cluster has no room for a server.
 PLACING_SECONDS = 30.0
-# Calls that wait for a server's end, of which some may be left from times when the actor could not be reached.
+# Calls that wait for a server's end, of which some may be left from times when the actor could not be reached. They end
+# with the server, and must not keep it from being started or stopped.
 MAX_WAITS = 8
 
 
@@ -83,7 +84,7 @@ class RayServers:
 
     async def _start(self, actor: Any) -> str:
         """Return the server's address, once its actor has found a place."""
-        starting = asyncio.ensure_future(actor.start.remote())
+        starting = asyncio.ensure_future(actor.start.options(concurrency_group="start").remote())
         if not (await asyncio.wait([starting], timeout=PLACING_SECONDS))[0]:
             logger.warning("the cluster has no room for a server: it is started when there is")
         address: str = await starting
@@ -116,7 +117,7 @@ def place_actors(number: int, arguments: Sequence[str], variables: Mapping[str, 
         scheduling_strategy="SPREAD",
         max_restarts=-1,
         max_concurrency=MAX_WAITS,
-        concurrency_groups={"stop": 1},
+        concurrency_groups={"start": 1, "stop": 1},
     )(RayServer)
     return [actor.remote(arguments, variables) for _ in range(number)]
 
