@@ -70,6 +70,10 @@ class FakeReplica:
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def num_open(self) -> int:
+        return len(self._readers)
+
     def listen(self) -> None:
         async def listen() -> None:
             self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)

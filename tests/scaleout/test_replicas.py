@@ -12,6 +12,7 @@ from keepsight.scaleout.choose_replica import choose_replica
 from keepsight.scaleout.replica import Answer, Question, Replica, WholeAnswer
 from keepsight.scaleout.replicas import Replicas
 from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, respond, say_who
+from tests.wait_until import wait_until
 
 QUESTION = Question(b"GET", b"/who", [(b"host", b"x")])
 NOTHING = Affinity()
@@ -50,6 +51,7 @@ def test_replicas_come_and_go_while_requests_run() -> None:
         first.let_go()
         assert (await hold(await asking)).body == b'"late"'
         assert added.num_requests == 0
+        await asyncio.to_thread(wait_until, lambda: first.num_open == 0)
         await replicas.remove(second.address)
 
     with fakes(answer_later, say_who) as (first, second):
@@ -372,3 +374,22 @@ def test_connections_are_used_again_and_closed_with_the_replica() -> None:
 
     with fakes(say_who) as [fake]:
         asyncio.run(run(fake))
+
+
+def test_of_connections_that_wait_only_the_unusable_are_closed() -> None:
+    class Connection:
+        def __init__(self, is_usable: bool) -> None:
+            self.is_usable, self.is_closed = is_usable, False
+
+        def __eq__(self, _: object) -> bool:
+            raise AssertionError("each is compared with all others")
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    replica: Any = Replica("http://a")
+    connections = [Connection(is_usable) for is_usable in (True, False, False, True)]
+    replica._idle = list(connections)
+    replica.close_unusable()
+    assert [each.is_closed for each in connections] == [False, True, True, False]
+    assert [id(each) for each in replica._idle] == [id(connections[0]), id(connections[3])]

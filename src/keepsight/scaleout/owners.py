@@ -53,6 +53,7 @@ class Owners:
 
     def _recall(self, name: str) -> Replica | None:
         if (known := self._owners.get(name)) not in self._replicas.all:
+            self._owners.pop(name, None)
             return None
         self._owners.move_to_end(name)
         return known

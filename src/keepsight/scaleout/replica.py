@@ -108,6 +108,7 @@ class Replica(ReplicaView):
         self._host, self._port = url.hostname or "", url.port or (80 if self._tls is None else 443)
         # Connections that wait for a request, the last used last.
         self._idle: list[ReplicaConnection] = []
+        self._keeps_idle = True
         # Of the questions whose answers have not begun, or are refusals that are being read.
         self._patience = set[asyncio.Timeout]()
 
@@ -158,13 +159,16 @@ class Replica(ReplicaView):
 
     def close_unusable(self) -> None:
         """Close idle connections that are too old, that the server has closed, or that it has sent something over."""
-        unusable = [connection for connection in self._idle if not connection.is_usable]
-        self._idle = [connection for connection in self._idle if connection not in unusable]
-        for connection in unusable:
-            connection.close()
+        idle, self._idle = self._idle, []
+        for connection in idle:
+            if connection.is_usable:
+                self._idle.append(connection)
+            else:
+                connection.close()
 
     def close_idle(self) -> None:
-        """Close all connections that wait for a request."""
+        """Close all connections that wait for a request, and from now on each once its answer has ended."""
+        self._keeps_idle = False
         while self._idle:
             self._idle.pop().close()
 
@@ -204,5 +208,9 @@ class Replica(ReplicaView):
         return answer
 
     def _take_back(self, connection: ReplicaConnection) -> None:
-        if connection.end():
+        if not connection.end():
+            return
+        if self._keeps_idle:
             self._idle.append(connection)
+        else:
+            connection.close()
