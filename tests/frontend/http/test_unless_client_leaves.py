@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -109,6 +110,23 @@ def test_work_that_raises_when_cancelled_leaves_no_cancellation_behind() -> None
         # Otherwise the next client's leaving would be taken for a cancellation from outside.
         with pytest.raises(ClientDisconnect):
             await unless_client_leaves(client.receive, Work().run())
+
+    run(scene)
+
+
+def test_a_client_that_leaves_as_a_timeout_of_the_work_expires_is_noticed() -> None:
+    async def scene(client: Client, work: Work) -> None:
+        async def work_on_after_a_timeout() -> None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    client.leaves.set()
+                    await work.run()
+            await asyncio.Event().wait()
+
+        with pytest.raises(ClientDisconnect):
+            async with asyncio.timeout(30):
+                await unless_client_leaves(client.receive, work_on_after_a_timeout())
+        assert work.is_over
 
     run(scene)
 

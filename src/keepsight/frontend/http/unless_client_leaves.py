@@ -8,6 +8,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 Result = TypeVar("Result")
+SECONDS_BETWEEN_LOOKS = 0.05
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Result:
@@ -21,8 +22,12 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Res
 
     def give_up(_: object) -> None:
         nonlocal has_left
-        # A second cancellation would interrupt its cleanup.
-        if not is_over and not here.cancelling():
+        if is_over:
+            return
+        if here.cancelling():
+            # Another cancellation would interrupt its cleanup. It may go on after this one: a timeout of its own.
+            here.get_loop().call_later(SECONDS_BETWEEN_LOOKS, give_up, None)
+        else:
             has_left = here.cancel()
 
     leaving.add_done_callback(give_up)
