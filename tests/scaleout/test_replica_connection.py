@@ -246,6 +246,18 @@ def test_the_kernel_gives_up_a_machine_that_vanished_whether_anything_is_being_s
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+def test_of_an_answer_that_cannot_be_passed_on_only_the_status_is_told(loop: str) -> None:
+    async def use() -> None:
+        pair = await connect()
+        with pair.other:
+            pair.other.sendall(b"HTTP/1.1 999 Odd\r\nDate: Mon\r\nSet-Cookie: a\r\nContent-Length: 0\r\n\r\n")
+            with pytest.raises(ReplicaLostError, match=r"^its answer cannot be passed on \(status 999\)$"):
+                await pair.own.begin(QUESTION, [])
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
 def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
     async def use(host: str, port: int, is_gone: bool) -> None:
         with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:

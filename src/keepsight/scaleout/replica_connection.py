@@ -118,7 +118,9 @@ class ReplicaConnection:
         while isinstance(event := await self._next_event(), h11.InformationalResponse):
             pass
         if not isinstance(event, h11.Response) or not _can_be_passed_on(event):
-            raise ReplicaLostError(f"it does not answer as HTTP says: {event!r:.200}", may_have_begun=True)
+            # Without its headers, which may have secrets, and a date: the log has each new reason.
+            status = getattr(event, "status_code", None)
+            raise ReplicaLostError(f"its answer cannot be passed on (status {status})", may_have_begun=True)
         return event
 
     async def pieces(self) -> AsyncGenerator[bytes, None]:
