@@ -376,6 +376,51 @@ def test_connections_are_used_again_and_closed_with_the_replica() -> None:
         asyncio.run(run(fake))
 
 
+async def _answer_once_let_go(replica: FakeReplica, asked: Asked, writer: asyncio.StreamWriter) -> None:
+    replica.told.set()
+    await replica.go.wait()
+    writer.write(respond("late"))
+
+
+def test_answers_that_are_needed_no_more_are_not_waited_for_and_their_connections_are_used_again() -> None:
+    async def run(first: FakeReplica, second: FakeReplica) -> None:
+        replicas = Replicas()
+        quick, _ = replicas.add(first.address), replicas.add(second.address)
+        await wait_for_ready(replicas, 2)
+        answers = await replicas.ask_all(QUESTION, 1000, lambda answer: answer.status == 200)
+        assert [*answers] == [quick]
+        second.let_go()
+        async with asyncio.timeout(30):
+            while replicas._left:
+                await asyncio.sleep(0)
+        assert len(await replicas.ask_all(QUESTION, 1000)) == 2
+        assert second.num_connections <= 2  # one of them is being asked whether it is ready
+        for fake in (first, second):
+            await replicas.remove(fake.address)
+
+    with fakes(say_who, _answer_once_let_go) as (first, second):
+        asyncio.run(run(first, second))
+
+
+def test_nobody_is_asked_any_more_for_one_who_left() -> None:
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        asking = asyncio.create_task(replicas.ask_all(QUESTION, 1000))
+        await asyncio.to_thread(fake.told.wait, 30)
+        asking.cancel()
+        await asyncio.wait([asking])
+        async with asyncio.timeout(30):
+            while replicas._left:
+                await asyncio.sleep(0)
+        fake.let_go()
+        await replicas.remove(fake.address)
+
+    with fakes(_answer_once_let_go) as [fake]:
+        asyncio.run(run(fake))
+
+
 def test_of_connections_that_wait_only_the_unusable_are_closed() -> None:
     class Connection:
         def __init__(self, is_usable: bool) -> None:

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from keepsight.frontend.api.access import ADMIN_PATHS
-from keepsight.scaleout import forward
+from keepsight.scaleout import forward, owners
 from keepsight.scaleout.router_app import RESET_PATHS
 from tests.scaleout.fake_replica import Asked, FakeReplica, fakes, reset, respond, routed, routing, say_who
 from tests.wait_until import wait_until
@@ -181,6 +181,19 @@ def test_a_request_goes_where_the_upload_is_that_it_names() -> None:
         assert httpx.delete(f"{url}/v1/media/media_2").json()["replica"] == replicas[2].port
         assert httpx.get(f"{url}/v1/files/media_3").json()["replica"]  # any of them says that there is none
         assert 'chosen_by="owner"} 2\n' in httpx.get(f"{url}/metrics").text
+
+
+def test_who_has_what_a_request_names_is_known_once_one_replica_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(owners, "MAX_SECONDS", 1000)
+
+    async def say_nothing(replica: FakeReplica, asked: Asked, writer: Writer) -> bool:
+        await replica.wait_until_left(writer)
+        return True
+
+    with routed(_holder("resp_1"), say_nothing) as (url, [owner, _]):
+        wait_for_ready(url, 2)
+        continued = {"previous_response_id": "resp_1", "input": "a"}
+        assert httpx.post(f"{url}/v1/responses", json=continued, timeout=30).json() == {"replica": owner.port}
 
 
 def test_a_request_about_uploads_on_two_replicas_is_refused() -> None:

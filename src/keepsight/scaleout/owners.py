@@ -74,11 +74,11 @@ class Owners:
         return owners
 
     async def _ask(self, name: str, headers: Headers) -> Mapping[Replica, int | None]:
-        """Return the status of each server's answer; None if it failed."""
+        """Return the status of each server's answer, None if it failed; once one has it, of those known by then."""
         folder = b"responses" if name.startswith("resp_") else b"files"
         own = [(key, value) for key, value in headers if key in _OF_CALLER]
         question = Question(b"HEAD", b"/v1/%s/%s" % (folder, name.encode()), own)
-        answers = await self._replicas.ask_all(question, MAX_SECONDS)
+        answers = await self._replicas.ask_all(question, MAX_SECONDS, lambda answer: answer.status == 200)
         return {replica: None if answer is None else answer.status for replica, answer in answers.items()}
 
     def _remember(self, name: str, owner: Replica) -> None:

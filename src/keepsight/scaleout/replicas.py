@@ -5,7 +5,7 @@ A server whose connections fail is unready from then on, until it says that it i
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import msgspec
 
@@ -28,6 +28,8 @@ class Replicas:
         self._watches: dict[Replica, asyncio.Task[None]] = {}
         # Set once a server becomes ready or unready; replaced then.
         self.changed = asyncio.Event()
+        # Questions whose answers nobody waits for any more. The event loop itself keeps no task alive.
+        self._left = set[asyncio.Task[WholeAnswer | None]]()
 
     @property
     def all(self) -> Collection[Replica]:
@@ -59,11 +61,35 @@ class Replicas:
         if replica.is_ready:
             self._set_state(replica, False, str(lost))
 
-    async def ask_all(self, question: Question, max_seconds: float) -> dict[Replica, WholeAnswer | None]:
-        """Return the answers of all servers that are ready; None for those that fail to answer."""
-        asked = self.ready
-        answers = await asyncio.gather(*(self._try_to_ask(replica, question, max_seconds) for replica in asked))
-        return dict(zip(asked, answers, strict=True))
+    async def ask_all(
+        self, question: Question, max_seconds: float, is_enough: Callable[[WholeAnswer], bool] = lambda _: False
+    ) -> dict[Replica, WholeAnswer | None]:
+        """Return the answers of all servers that are ready; None for those that fail to answer.
+
+        `is_enough`: whether an answer makes those needless that have not come. They are left to come, as their
+        connections can be used again then.
+        """
+        asked = {asyncio.create_task(self._try_to_ask(each, question, max_seconds)): each for each in self.ready}
+        answers: dict[Replica, WholeAnswer | None] = {}
+        waiting = {*asked}
+        try:
+            while waiting and not any(answer is not None and is_enough(answer) for answer in answers.values()):
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                answers |= {asked[each]: each.result() for each in done}
+        except BaseException:
+            for each in waiting:
+                each.cancel()
+            raise
+        finally:
+            for each in waiting:
+                self._left.add(each)
+                each.add_done_callback(self._note_left)
+        return answers
+
+    def _note_left(self, asked: asyncio.Task[WholeAnswer | None]) -> None:
+        self._left.discard(asked)
+        if not asked.cancelled():
+            asked.exception()  # or asyncio complains that nobody has seen it
 
     async def _try_to_ask(self, replica: Replica, question: Question, max_seconds: float) -> WholeAnswer | None:
         try:
