@@ -227,6 +227,20 @@ def test_a_caller_whom_the_replicas_refuse_does_not_learn_what_they_have() -> No
         assert sum(each.method == "HEAD" for replica in replicas for each in replica.asked) == 2
 
 
+def test_the_uploads_of_one_key_go_to_one_replica_in_whichever_header_clients_send_it() -> None:
+    with routed(*[say_who] * 4) as (url, _):
+        wait_for_ready(url, 4)
+        used: dict[str, set[int]] = {}
+        for key in map(str, range(8)):
+            openais, padded = ({"Authorization": f"{scheme} {key}"} for scheme in ("Bearer", "bearer  "))
+            anthropics = {"x-api-key": key, "anthropic-version": "2023-06-01"}
+            for headers in (openais, padded, anthropics):
+                answer = httpx.post(f"{url}/v1/files", content=b"a", headers=headers)
+                used.setdefault(key, set()).add(answer.json()["replica"])
+        assert [len(each) for each in used.values()] == [1] * 8
+        assert len(set().union(*used.values())) > 1
+
+
 def test_more_ids_than_any_request_has_are_not_looked_for() -> None:
     with routed(_holder(), _holder()) as (url, replicas):
         wait_for_ready(url, 2)

@@ -15,6 +15,7 @@ from keepsight.errors import AnsweredError, NoReplicaError, NoSuchPathError
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import RETRY_LATER, error_response, json_response
 from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.shown_key import shown_key
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from keepsight.observe.write_prometheus import CONTENT_TYPE, write_families
@@ -86,8 +87,7 @@ class Router:
             return await self._reset(question)
         if method == "GET" and path in LIST_PATHS:
             return await self._list(http, question)
-        caller = http.headers.get("authorization") or http.headers.get("x-api-key", "")
-        look = partial(find_affinity, path, body, caller.encode())
+        look = partial(find_affinity, path, body, shown_key(http.scope).encode())
         affinity = look() if len(body) <= MAX_BYTES_ON_LOOP else await asyncio.to_thread(look)
         return await self._forwarder.forward(question, affinity)
 

@@ -18,7 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AccessError, ForbiddenError, NoSuchPathError
 from keepsight.frontend.api.serve_page import PAGE_FILES
-from keepsight.frontend.http.error_response import asks_anthropic, error_response
+from keepsight.frontend.http.error_response import error_response
+from keepsight.frontend.http.shown_key import key_in, shown_key
 
 logger = logging.getLogger(__name__)
 # Paths that reveal nothing about any client: for load balancers, and for people learning how to use the API.
@@ -28,8 +29,6 @@ ADMIN_PREFIX = "/debug/"
 METRICS_PATH = "/metrics"
 # The router takes a path with a line break at its end for the one without: its patterns end with `$`.
 _CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-# The header in which Anthropic's clients may send their key.
-MESSAGES_HEADER = "x-api-key"
 
 
 class Access:
@@ -57,12 +56,12 @@ class Access:
             return None
         headers = Headers(scope=scope)
         if is_for_admins(path) and self._admin_keys:
-            return _find_key(headers, self._admin_keys, "the administrator's key")
+            return _find_key(key_in(headers), self._admin_keys, "the administrator's key")
         if is_for_admins(path) and not _is_local(scope, headers):
             message = "only requests from the server's own machine may do this, as it has no admin key"
             raise ForbiddenError(message, "admin_only")
         if keys := self._watching_keys if path == METRICS_PATH else self._keys:
-            return _find_key(headers, keys, other_header=MESSAGES_HEADER if asks_anthropic(scope) else None)
+            return _find_key(shown_key(scope), keys)
         self._check_origin(headers)
         return None
 
@@ -94,7 +93,7 @@ def is_for_admins(path: str) -> bool:
 def may_watch(settings: ApiSettings, http: Request) -> bool:
     """Return whether the sender of this request, possibly on an open path, may see statistics of all callers."""
     try:
-        return not (keys := _watching_keys(settings)) or bool(_find_key(http.headers, keys))
+        return not (keys := _watching_keys(settings)) or bool(_find_key(key_in(http.headers), keys))
     except AccessError:
         return False
 
@@ -128,15 +127,10 @@ def tenant_of(http: Request) -> str:
     return "" if key is None else _digest(key).hex()
 
 
-def _find_key(
-    headers: Headers, keys: Sequence[str], wanted: str = "an API key", other_header: str | None = None
-) -> str:
-    scheme, _, shown = headers.get("authorization", "").partition(" ")
-    if scheme.lower() != "bearer" or not shown.strip():
-        shown = "" if other_header is None else headers.get(other_header, "")
-    if not shown.strip():
+def _find_key(shown: str, keys: Sequence[str], wanted: str = "an API key") -> str:
+    if not shown:
         raise AccessError(f"{wanted} is needed: Authorization: Bearer KEY", "missing_api_key")
-    digest = _digest(shown.strip())
+    digest = _digest(shown)
     # All keys are compared, by digests of one length, so that the time taken reveals nothing about any key.
     matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
     if not matching:

@@ -9,7 +9,7 @@ import msgspec
 
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
-from keepsight.frontend.api.access import MESSAGES_HEADER, OPEN_PATHS, is_for_admins
+from keepsight.frontend.api.access import OPEN_PATHS, is_for_admins
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.api.completion_request import CompletionRequest
@@ -61,6 +61,7 @@ from keepsight.frontend.api.tokenize_request import (
 )
 from keepsight.frontend.http.decode_body import neutral_values_of, refused_fields
 from keepsight.frontend.http.error_response import FILES_PATH, MESSAGES_PATHS, ErrorResponse, MessagesError
+from keepsight.frontend.http.shown_key import MESSAGES_HEADER
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.prompt.read_items import SENT_ITEMS
 
