@@ -100,6 +100,15 @@ def test_what_cannot_be_forwarded_is_refused_and_no_fault_of_the_replica() -> No
         assert httpx.get(f"{url}/health").json()["ready"] == 1
 
 
+def test_white_space_around_a_header_is_no_part_of_it() -> None:
+    with routed(say_who) as (url, [replica]), _connect(url) as connection:
+        connection.sendall(b"GET /a HTTP/1.1\r\nHost: x\r\nAuthorization: \t Bearer a b \t\r\nX-Empty: \t\r\n\r\n")
+        assert connection.recv(1000).startswith(b"HTTP/1.1 200 ")
+        [asked] = replica.asked
+        assert ("authorization", "Bearer a b") in asked.headers
+        assert ("x-empty", "") in asked.headers
+
+
 def test_events_arrive_one_by_one() -> None:
     with routed(_stream_two) as (url, [replica]), httpx.stream("POST", f"{url}{CHAT}", json=chat()) as answer:
         pieces = answer.iter_raw()

@@ -24,8 +24,11 @@ LOST = "the server that was answering was lost"
 
 
 def keep_end_to_end(headers: Headers) -> Headers:
-    """Return the headers without those that are meant for the connection alone; names in lower case."""
-    headers = [(name.lower(), value) for name, value in headers]
+    """Return the headers without those that are meant for the connection alone; names in lower case.
+
+    White space around a value is no part of it. (https://www.rfc-editor.org/rfc/rfc9110#section-5.5)
+    """
+    headers = [(name.lower(), value.strip(b" \t")) for name, value in headers]
     named = {each.strip().lower() for name, value in headers if name == b"connection" for each in value.split(b",")}
     return [(name, value) for name, value in headers if name not in _HOP_BY_HOP and name not in named]
 
