@@ -293,14 +293,24 @@ class NoReplicaError(AnsweredError):
 class ReplicaLostError(KeepsightError):
     """The connection to a server behind the router failed. The router asks another one, if it can."""
 
-    def __init__(self, message: str, may_have_begun: bool, *, is_gone: bool = False, was_closed: bool = False) -> None:
+    def __init__(
+        self,
+        message: str,
+        may_have_begun: bool,
+        *,
+        is_gone: bool = False,
+        was_closed: bool = False,
+        is_distrusted: bool = False,
+    ) -> None:
         """`may_have_begun`: the server may have been working on the request, and may even have died of it.
 
         `is_gone`: nobody listens at its address, so that what it held in memory is gone. `was_closed`: the connection
         was closed without a byte of an answer, as a server may close one that has not been used for a while.
+        `is_distrusted`: its certificate is, which does not change by itself.
         """
         super().__init__(message)
         self.may_have_begun, self.is_gone, self.was_closed = may_have_begun, is_gone, was_closed
+        self.is_distrusted = is_distrusted
 
 
 class OtherProcessError(KeepsightError):

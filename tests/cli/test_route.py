@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -46,6 +47,13 @@ def test_flags_without_sense_are_refused_in_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"keepsight route: {message}")
     assert "secret" not in line
+
+
+def test_authorities_for_replicas_that_cannot_be_read_are_reported_at_the_start(tmp_path: Path) -> None:
+    log, environment = tmp_path / "router", {"SSL_CERT_FILE": str(tmp_path / "nowhere.pem")}
+    for scheme, is_reported in (("http", False), ("https", True)):
+        with routing(log, f"{scheme}://127.0.0.1:1", environment=environment):
+            assert ("SSL_CERT_FILE: no authorities can be read from " in log.read_text()) is is_reported
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 import asyncio
 import socket
+import ssl
 import struct
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import h11
@@ -12,6 +14,8 @@ import pytest
 from keepsight.errors import ReplicaLostError, ServerOverloadedError
 from keepsight.scaleout.replica_connection import ReplicaConnection
 
+# A self-signed certificate.
+CERTIFICATE = Path(__file__).parents[1] / "frontend" / "pictures_test.pem"
 LOOPS = ("asyncio", "uvloop")
 QUESTION = h11.Request(method="GET", target="/", headers=[("host", "x")])
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -268,6 +272,21 @@ def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
         port = server.getsockname()[1]
     run(loop, use("127.0.0.1", port, is_gone=True))
     run(loop, use("a..b", port, is_gone=False))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_certificate_that_is_not_trusted_is_told_from_other_failures(loop: str) -> None:
+    async def use() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(CERTIFICATE)
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ReplicaLostError, match="its certificate is not trusted: self-signed") as caught:
+            await ReplicaConnection.open("127.0.0.1", port, ssl.create_default_context())
+        assert caught.value.is_distrusted
+        server.close()
+
+    run(loop, use())
 
 
 def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -303,6 +303,34 @@ def test_each_reason_why_a_replica_is_unready_is_logged_once(caplog: pytest.LogC
     assert [each.levelname for each in caplog.records if "it says" in each.message] == [*["INFO"] * 3, "WARNING"]
 
 
+@pytest.mark.parametrize(("is_distrusted", "level"), [(False, "INFO"), (True, "WARNING")])
+def test_one_that_never_was_ready_may_be_starting_unless_its_certificate_is_not_trusted(
+    is_distrusted: bool, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+    caplog.set_level("INFO")
+
+    async def run() -> None:
+        replicas, failed_twice = Replicas(), asyncio.Event()
+        replica = replicas.add("http://127.0.0.1:1")
+        reasons = iter(("why", "why"))
+
+        async def fail(_: Question) -> Any:
+            if (reason := next(reasons, None)) is None:
+                failed_twice.set()
+                await asyncio.Event().wait()
+            raise ReplicaLostError(str(reason), may_have_begun=False, is_distrusted=is_distrusted)
+
+        monkeypatch.setattr(replica, "ask", fail)
+        await asyncio.wait_for(failed_twice.wait(), 30)
+        await replicas.remove(replica.address)
+
+    asyncio.run(run())
+    assert [(each.levelname, each.message) for each in caplog.records if "unready" in each.message] == [
+        (level, "http://127.0.0.1:1 is unready: why")
+    ]
+
+
 def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(fake: FakeReplica) -> None:
         monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)

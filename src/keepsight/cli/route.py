@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from types import FrameType
 
+from keepsight.authorities import report_unreadable_authorities
 from keepsight.bench.address import Address
 from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, router_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
@@ -61,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_replicas(replicas, is_ray=arguments.ray is not None)
     settings = router_settings_from(arguments)
     allow_many_open_files()
+    if any(each.is_secure for each in replicas):
+        report_unreadable_authorities()
     with listen(arguments.host, arguments.port) as listener:
         host, port = listener.getsockname()[:2]
         _refuse_itself(replicas, host, port)

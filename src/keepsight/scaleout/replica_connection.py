@@ -88,6 +88,9 @@ class ReplicaConnection:
                 connection._socket.setsockopt(*option)
         except TimeoutError:
             raise ReplicaLostError(f"no connection within {CONNECT_SECONDS:g} s", may_have_begun=False) from None
+        except ssl.SSLCertVerificationError as error:
+            message = f"its certificate is not trusted: {error.verify_message}"
+            raise ReplicaLostError(message, may_have_begun=False, is_distrusted=True) from error
         except (OSError, UnicodeError) as error:  # the latter of names that no host can have
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ServerOverloadedError("the router may open no more files") from error

@@ -125,7 +125,7 @@ class Replicas:
             return False
         except ReplicaLostError as lost:
             self.note_lost(replica, lost)
-            self._set_state(replica, False, str(lost))
+            self._set_state(replica, False, str(lost), needs_care=lost.is_distrusted)
             # Its machine refuses connections, perhaps as it finishes its answers.
             return lost.is_gone
         except ServerOverloadedError:
@@ -135,13 +135,14 @@ class Replicas:
             self._set_state(replica, False, "asking it fails")
         return True
 
-    def _set_state(self, replica: Replica, is_ready: bool, reason: str) -> None:
+    def _set_state(self, replica: Replica, is_ready: bool, reason: str, needs_care: bool = False) -> None:
+        """`needs_care`: waiting is not enough."""
         has_changed = replica.is_ready != is_ready
         if has_changed or replica.reason != reason:
             replica.is_ready, replica.reason = is_ready, reason
             replica.was_ready |= is_ready
             # One that was never ready is starting.
-            level = logging.WARNING if replica.was_ready and not is_ready else logging.INFO
+            level = logging.WARNING if needs_care or (replica.was_ready and not is_ready) else logging.INFO
             logger.log(level, "%s is %s: %s", replica.address, "ready" if is_ready else "unready", reason)
         if has_changed:
             self._note_change()

@@ -7,13 +7,14 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
 import httpcore
 
 from keepsight import __version__
+from keepsight.authorities import report_unreadable_authorities
 from keepsight.errors import MediaBusyError, MediaFetchError, MediaRefusedError, MediaTimeoutError, MediaTooLargeError
 from keepsight.frontend.intake.connections import Connections
 from keepsight.frontend.intake.http_caching import Freshness, Validators, find_header, read_freshness, read_validators
@@ -165,18 +166,8 @@ def _trust_authorities() -> ssl.SSLContext:
     """Return a TLS context that trusts certifi's authorities and the system's, or those that the environment names."""
     context = httpcore.default_ssl_context()
     context.load_default_certs()
-    # OpenSSL says nothing if it cannot read them.
-    _report_unreadable("SSL_CERT_FILE", [os.environ.get("SSL_CERT_FILE", "")], context.load_verify_locations)
-    _report_unreadable("SSL_CERT_DIR", os.environ.get("SSL_CERT_DIR", "").split(os.pathsep), os.listdir)
+    report_unreadable_authorities()
     return context
-
-
-def _report_unreadable(variable: str, paths: Iterable[str], read: Callable[[str], object]) -> None:
-    for path in filter(None, paths):
-        try:
-            read(path)
-        except OSError as error:  # includes TLS errors
-            logger.warning("%s: no authorities can be read from %s: %s", variable, path, error)
 
 
 def _describe_error(error: BaseException) -> str:
