@@ -109,6 +109,22 @@ def test_white_space_around_a_header_is_no_part_of_it() -> None:
         assert ("x-empty", "") in asked.headers
 
 
+def test_the_routers_own_answers_have_the_requests_id() -> None:
+    with routed(say_who, max_body_bytes=10) as (url, _):
+        for method, path, body in (
+            ("GET", "/health", b""),
+            ("GET", "/dashboard", b""),
+            ("POST", "/v1/messages", b"a" * 11),
+        ):
+            found = httpx.request(method, f"{url}{path}", content=body, headers={"X-Request-Id": "mine"})
+            assert found.headers.get_list("x-request-id") == ["mine"]
+            assert found.headers.get_list("request-id") == (["mine"] if path == "/v1/messages" else [])
+        ids = [
+            httpx.get(f"{url}/ready", headers={"X-Request-Id": given}).headers["x-request-id"] for given in ("", "a b")
+        ]
+        assert [len(each) for each in ids] == [32, 32]
+
+
 def test_events_arrive_one_by_one() -> None:
     with routed(_stream_two) as (url, [replica]), httpx.stream("POST", f"{url}{CHAT}", json=chat()) as answer:
         pieces = answer.iter_raw()

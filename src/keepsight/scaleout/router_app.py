@@ -15,6 +15,7 @@ from keepsight.errors import AnsweredError, NoReplicaError, NoSuchPathError
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import RETRY_LATER, error_response, json_response
 from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.request_id import choose_request_id, id_headers
 from keepsight.frontend.http.shown_key import shown_key
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.http.waiting_room import WaitingRoom
@@ -59,12 +60,12 @@ class Router:
             try:
                 await self._answer(http, send)
             except AnsweredError as error:
-                await error_response(error, scope)(scope, receive, send)
+                await _say(error_response(error, scope), http, send)
 
     async def _answer(self, http: Request, send: Send) -> None:
         path = http.scope["path"]
         if (own := self._own.get(path)) is not None:
-            await own()(http.scope, http.receive, send)
+            await _say(own(), http, send)
             return
         if path == "/dashboard" or path.startswith("/debug/"):
             raise NoSuchPathError(f"each server behind this address has a {path[:80]} of its own", "no_such_path")
@@ -120,6 +121,12 @@ class Router:
     def _metrics(self) -> Response:
         text = write_families(self._meter.families(self._replicas))
         return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+async def _say(own: Response, http: Request, send: Send) -> None:
+    """Send an answer of the router itself; those of servers have the request's id already."""
+    own.raw_headers += id_headers(http.scope, choose_request_id(http.scope))
+    await own(http.scope, http.receive, send)
 
 
 def _as_question(scope: Scope, body: Buffer) -> Question:

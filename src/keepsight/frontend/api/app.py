@@ -45,7 +45,6 @@ from keepsight.frontend.api.prepare_answer import AnswerPreparer, Client
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.redirect_slashes import RedirectSlashes
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
-from keepsight.frontend.api.request_log import HEADERS as REQUEST_ID_HEADERS
 from keepsight.frontend.api.response_object import InputTokens
 from keepsight.frontend.api.responses_api import ResponsesApi
 from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesRequest, parse_responses_request
@@ -65,6 +64,7 @@ from keepsight.frontend.http.error_response import (
 from keepsight.frontend.http.event_stream import EventStream
 from keepsight.frontend.http.other_servers import propose_path
 from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.request_id import HEADERS as REQUEST_ID_HEADERS
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from keepsight.frontend.intake.media_handles import MediaHandles

@@ -4,8 +4,6 @@ Also counts answers by status: refused requests reach no other code that counts.
 """
 
 import logging
-import os
-import re
 import time
 from collections.abc import Sequence
 from contextvars import ContextVar
@@ -16,18 +14,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.response_parts import Usage
-from keepsight.frontend.http.error_response import asks_anthropic
+from keepsight.frontend.http.request_id import choose_request_id, id_headers
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.observe.format_account import format_for_log, format_media_tokens
 
 logger = logging.getLogger(__name__)
-# The second is the name that Anthropic's clients read in an answer.
-HEADERS = ("x-request-id", "request-id")
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, used only in this log: there is no answer to count
-_RAW_HEADER = HEADERS[0].encode()
-_SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Strangers choose it, and it may be as long as headers may.
 MAX_SHOWN_PATH = 200
@@ -61,9 +55,7 @@ class RequestLog:
                 record.note_start(message["status"])
                 if message["status"] != CLIENT_CLOSED_REQUEST and not _is_left_out(scope, message["status"]):
                     self._counters.add(RESPONSES[message["status"] // 100])
-                names = HEADERS if asks_anthropic(scope) else HEADERS[:1]
-                own = [(name.encode(), record.request_id.encode()) for name in names]
-                message["headers"] = [*message.get("headers", ()), *own]
+                message["headers"] = [*message.get("headers", ()), *id_headers(scope, record.request_id)]
             await send(message)
 
         before = _request_id.set(record.request_id)
@@ -92,8 +84,7 @@ class RequestIdFilter(logging.Filter):
 
 class _Record:
     def __init__(self, scope: Scope) -> None:
-        client_id = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
-        self.request_id = client_id if _SANE_ID.fullmatch(client_id) else os.urandom(16).hex()
+        self.request_id = choose_request_id(scope)
         self._request_line = format_request_line(scope)
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._begin = time.monotonic()
