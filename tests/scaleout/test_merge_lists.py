@@ -68,6 +68,11 @@ def test_without_a_limit_a_page_has_as_many_as_a_server_lists(path: str, default
     assert (len(merged["data"]), merged["has_more"], merged["first_id"]) == (default, True, "z")
 
 
+def test_an_upload_that_is_listed_twice_is_one() -> None:
+    page = list_page(["1", "2", "3"], {"limit": "3"}, is_anthropics=False)
+    assert merge_lists("/v1/media", {"limit": "3"}, [page, page]) == page
+
+
 def test_uploads_that_were_named_are_all_listed() -> None:
     pages = [{"data": [{"id": each}], "has_more": False, "next_page": None} for each in "ab"]
     assert [each["id"] for each in merge_lists("/v1/files", {"ids[]": "b"}, pages)["data"]] == ["b", "a"]

@@ -42,8 +42,9 @@ def read_page(body: bytes) -> Page:
 def merge_lists(path: str, query: Mapping[str, str], pages: Sequence[Page]) -> Page:
     """`query`: has passed the servers' checks."""
     is_anthropics, is_backward = "next_page" in pages[0], "before_id" in query
-    found = [upload for page in pages for upload in page["data"]]
-    found.sort(key=lambda upload: str(upload["id"]), reverse=query.get("order") != "asc")
+    # A server that is behind the router by two names lists all of its uploads twice.
+    uploads = {str(upload["id"]): upload for page in pages for upload in page["data"]}
+    found = [uploads[name] for name in sorted(uploads, reverse=query.get("order") != "asc")]
     limit = int(query.get("limit", _ANTHROPICS_DEFAULT_LIMIT if is_anthropics else _DEFAULT_LIMITS[path]))
     if "ids[]" in query:
         limit = len(found)
