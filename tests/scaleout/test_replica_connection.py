@@ -5,6 +5,7 @@ import socket
 import ssl
 import struct
 from collections.abc import Coroutine
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -287,6 +288,59 @@ def test_a_certificate_that_is_not_trusted_is_told_from_other_failures(loop: str
         server.close()
 
     run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_if_the_first_address_of_a_name_drops_packets_the_next_one_is_tried(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.CONNECT_SECONDS", 3.0)
+    answers = _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
+
+    async def use(port: int) -> None:
+        connection = await ReplicaConnection.open("two.test", port, None)
+        assert connection._socket.getpeername()[0] == "127.0.0.1"
+        connection.close()
+
+    with ExitStack() as sockets:
+        port = sockets.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+        sockets.enter_context(full := socket.create_server(("127.0.0.2", port), backlog=0))
+        for _ in range(4):  # the kernel drops what comes to a listener whose queue is full
+            waiting = sockets.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(full.getsockname())
+        run(loop, use(port))
+    assert answers == ["two.test"]
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_server_is_gone_if_none_of_its_addresses_takes_connections(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
+
+    async def use(port: int) -> None:
+        with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
+            await ReplicaConnection.open("two.test", port, None)
+        assert caught.value.is_gone
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    run(loop, use(port))
+
+
+def _have_resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
+    """Have each name resolve to these; return the list of the names that are asked for."""
+    asked, resolve = list[str](), socket.getaddrinfo
+
+    def answer(host: str, port: int, *args: Any, **terms: Any) -> Any:
+        if host in addresses:
+            return resolve(host, port, *args, **terms)
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    return asked
 
 
 def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

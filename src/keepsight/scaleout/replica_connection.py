@@ -75,13 +75,9 @@ class ReplicaConnection:
     @classmethod
     async def open(cls, host: str, port: int, tls: ssl.SSLContext | None) -> "ReplicaConnection":
         """Raises ReplicaLostError; ServerOverloadedError if this process may open no more files."""
-        loop = asyncio.get_running_loop()
-        reader = _Reader(loop=loop)
-        protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=tls)
-            connection = cls(reader, asyncio.StreamWriter(transport, protocol, reader, loop))
+                connection = cls(*await _connect(host, port, tls))
             if connection._socket is None:
                 raise ConnectionResetError("it closes connections at once")
             for option in _NOTICE_LOSS:
@@ -166,6 +162,34 @@ class ReplicaConnection:
             message = f"the connection failed: {_describe(error)}"
             raise ReplicaLostError(message, may_have_begun=True, was_closed=was_closed) from error
         return event  # type: ignore[return-value]  # NEED_DATA is none of them
+
+
+async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> tuple[_Reader, asyncio.StreamWriter]:
+    """Connect to one of a host's addresses. Each has a part of the time: one may drop whatever is sent to it."""
+    found = await asyncio.to_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
+    if len(addresses) == 1:
+        return await _connect_to(host, host, port, tls)  # as it was named: it may have a zone
+    failures = list[OSError]()
+    for address in addresses:
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                return await _connect_to(address, host, port, tls)
+        except OSError as error:
+            failures.append(error)
+    # Nobody listens only if all refuse.
+    raise min(failures, key=lambda error: isinstance(error, ConnectionRefusedError))
+
+
+async def _connect_to(
+    address: str, host: str, port: int, tls: ssl.SSLContext | None
+) -> tuple[_Reader, asyncio.StreamWriter]:
+    loop = asyncio.get_running_loop()
+    reader = _Reader(loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    name = None if tls is None else host
+    transport, _ = await loop.create_connection(lambda: protocol, address, port, ssl=tls, server_hostname=name)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
 
 def _can_be_passed_on(response: h11.Response) -> bool:
