@@ -295,10 +295,11 @@ def test_if_the_first_address_of_a_name_drops_packets_the_next_one_is_tried(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keepsight.scaleout.replica_connection.CONNECT_SECONDS", 3.0)
-    answers = _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
 
     async def use(port: int) -> None:
+        asked = _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
         connection = await ReplicaConnection.open("two.test", port, None)
+        assert asked == ["two.test"]
         assert connection._socket.getpeername()[0] == "127.0.0.1"
         connection.close()
 
@@ -310,16 +311,14 @@ def test_if_the_first_address_of_a_name_drops_packets_the_next_one_is_tried(
             waiting.setblocking(False)
             waiting.connect_ex(full.getsockname())
         run(loop, use(port))
-    assert answers == ["two.test"]
 
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_server_is_gone_if_none_of_its_addresses_takes_connections(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
-
     async def use(port: int) -> None:
+        _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
         with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
             await ReplicaConnection.open("two.test", port, None)
         assert caught.value.is_gone
@@ -330,16 +329,17 @@ def test_a_server_is_gone_if_none_of_its_addresses_takes_connections(
 
 
 def _have_resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
-    """Have each name resolve to these; return the list of the names that are asked for."""
-    asked, resolve = list[str](), socket.getaddrinfo
+    """Have the running loop resolve each name to these; return the list of the names that are asked for."""
+    loop, asked = asyncio.get_running_loop(), list[str]()
+    resolve = loop.getaddrinfo
 
-    def answer(host: str, port: int, *args: Any, **terms: Any) -> Any:
+    async def answer(host: str, port: int, **terms: Any) -> Any:
         if host in addresses:
-            return resolve(host, port, *args, **terms)
+            return await resolve(host, port, **terms)
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in addresses]
 
-    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    monkeypatch.setattr(loop, "getaddrinfo", answer)
     return asked
 
 

@@ -166,7 +166,7 @@ class ReplicaConnection:
 
 async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> tuple[_Reader, asyncio.StreamWriter]:
     """Connect to one of a host's addresses. Each has a part of the time: one may drop whatever is sent to it."""
-    found = await asyncio.to_thread(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
     if len(addresses) == 1:
         return await _connect_to(host, host, port, tls)  # as it was named: it may have a zone
