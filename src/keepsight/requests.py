@@ -144,7 +144,8 @@ class MediaArrived:
 class ResetCaches:
     """Empty the chosen caches for later requests; running ones keep what they use.
 
-    Answered by one `CachesReset`, to the asker alone, once the tiers are empty, too: no later engine finds anything.
+    Answered by one `CachesReset`, of which all frontends hear, once the tiers are empty, too: no later engine finds
+    anything.
     """
 
     # As in `FindMedia`.

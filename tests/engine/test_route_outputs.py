@@ -79,14 +79,19 @@ def test_hints_go_to_all_frontends_and_media_are_accepted_from_any(router: Outpu
 
 
 @pytest.mark.parametrize(
-    ("asked", "found"),
+    ("asked", "found", "heard"),
     [
-        (FindMedia("q", ("h",)), MediaFound("q", ("disk",), False)),
-        (ResetCaches("q", encoder=True), CachesReset("q")),
+        (FindMedia("q", ("h",)), MediaFound("q", ("disk",), False), []),
+        # All free what was cleared, whoever asked for it.
+        (ResetCaches("q", encoder=True), CachesReset("q"), [CachesReset("q")] * 2),
     ],
 )
 def test_a_question_is_answered_once_to_the_frontend_that_asked(
-    router: OutputRouter, inbox: Inbox, asked: FindMedia | ResetCaches, found: MediaFound | CachesReset
+    router: OutputRouter,
+    inbox: Inbox,
+    asked: FindMedia | ResetCaches,
+    found: MediaFound | CachesReset,
+    heard: list[FromEngine],
 ) -> None:
     sent = Sent()
     assert router.take("one", asked) is None
@@ -94,7 +99,7 @@ def test_a_question_is_answered_once_to_the_frontend_that_asked(
     assert inbox.take(waits=False) == [asked]
     router.send([found], sent)
     router.send([found], sent)
-    assert (sent.to, sent.to_all) == ({"one": [found]}, [])
+    assert (sent.to, sent.to_all) == ({"one": [found]}, heard)
 
 
 def test_a_frontend_that_comes_again_gets_no_answer_to_what_it_had_asked_before(router: OutputRouter) -> None:

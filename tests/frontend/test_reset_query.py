@@ -3,16 +3,21 @@
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from functools import partial
 
+import numpy as np
 import pytest
 
 from keepsight.errors import EngineLostError, ServerOverloadedError
 from keepsight.frontend import reset_query
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache
+from keepsight.observe.catalogue import PROCESSOR
+from keepsight.observe.counters import Counters
 from keepsight.requests import CachesReset, MediaFound, ResetCaches, ToEngine
+from tests.counted import read_counters
 
 SOON = 20  # seconds; normally takes milliseconds
 NOT_ALL = "did not reach all engines: reset again"
@@ -162,3 +167,15 @@ def test_a_processor_cache_that_cannot_be_cleared_is_not_said_to_be() -> None:
     with pytest.raises(ServerOverloadedError, match="another process holds it"):
         client.reset_caches(processor=True)
     client.close()
+
+
+def test_pixels_that_another_frontend_cleared_are_freed_and_counted_no_more() -> None:
+    mark, counters = bytearray(8), Counters()
+    cache = LocalCache(1000, mark)
+    cache.put("cat", np.zeros((2, 2, 3), np.uint8))
+    client = EngineClient(MediaPool(1, cache, counters=counters))
+    with closing(client):
+        assert read_counters(counters, PROCESSOR.entries, PROCESSOR.num_bytes) == [1, 12]
+        LocalCache(1000, mark).clear()
+        client.receive([CachesReset("another's")])
+        assert read_counters(counters, PROCESSOR.entries, PROCESSOR.num_bytes) == [0, 0]

@@ -2,7 +2,7 @@
 
 Knows neither sockets nor what is computed. Invariants: a request has a route from its arrival until its last output is
 sent, its client leaves, or its frontend is lost; a question, until it is answered or its frontend is lost. A frontend
-only gets outputs of what it asked since it came.
+only gets outputs of what it asked since it came; and hints, among them that a reset is done.
 """
 
 import threading
@@ -75,6 +75,9 @@ class OutputRouter:
         hints: list[FromEngine] = []
         with self._lock:
             for output in outputs:
+                if isinstance(output, CachesReset):
+                    # The others free what was cleared. The answer to the asker, which may not be lost, is sent first.
+                    hints.append(output)
                 if isinstance(output, MediaHeld | MediaDropped | TiersChanged):
                     hints.append(output)
                 elif (recipient := self._take_recipient(output)) is not None:

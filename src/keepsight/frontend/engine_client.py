@@ -96,8 +96,7 @@ class EngineClient:
             assert rank not in self._engines, rank
             self._engines[rank] = ConnectedEngine(send, rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
             self._observer.note_without_engine(0)
-            waiting = [caller for caller in self._callers.values() if caller.engine is None]
-            making = [(caller, self._send_request(caller)) for caller in waiting]
+            making = [(each, self._send_request(each)) for each in self._callers.values() if each.engine is None]
         for caller, coming in making:
             self._make_media(caller, coming)
 
@@ -155,10 +154,11 @@ class EngineClient:
                 case MediaFound(query_id) | CachesReset(query_id):
                     if query := self._queries.get(query_id):
                         query.take(output, rank)
+                    elif isinstance(output, CachesReset):  # any frontend's
+                        self._media_pool.free_cleared()
                 case MediaHeld() | MediaDropped() | TiersChanged():
                     self._take_hint(output, rank)
-        callers = ((self._callers.get(request_id), own) for request_id, own in by_request.items())
-        self._deliver([(caller, own) for caller, own in callers if caller is not None])
+        self._deliver([(caller, own) for name, own in by_request.items() if (caller := self._callers.get(name))])
 
     # For callers ----------------------------------------------------------------------------------------------
 

@@ -148,6 +148,10 @@ class MediaPool:
     def reset_cache(self) -> None:
         """Clear the cache, or raise OSError. Pixels that are being made are still kept once they are made."""
         self._cache.clear()
+        self.free_cleared()
+
+    def free_cleared(self) -> None:
+        """Free the pixels that another frontend has cleared: nothing finds them any more."""
         with self._lock:
             self._note_size()
 
