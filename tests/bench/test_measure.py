@@ -18,7 +18,16 @@ from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Measurement, draw_ga
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
-from tests.cli.scripted_server import DONE, STREAMS_OF_OTHERS, USAGE_EVENT, Script, answer, event, scripted_server
+from tests.cli.scripted_server import (
+    DONE,
+    FAILURES,
+    STREAMS_OF_OTHERS,
+    USAGE_EVENT,
+    Script,
+    answer,
+    event,
+    scripted_server,
+)
 
 OPTIONS = WorkloadOptions(seed=1, num_requests=4, num_warm_up=1, picture_size=(16, 16), num_turns=2)
 OPENING = b'data: {"choices": [{"delta": {"role": "assistant", "content": ""}}]}\n\n'
@@ -139,6 +148,15 @@ def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[byte
     assert message in result.error
 
 
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("end", [[DONE], [END, USAGE_EVENT, DONE], []])
+def test_a_failure_is_an_error_with_the_server_s_message_whatever_comes_before_and_after(
+    script: Script, failure: bytes, end: list[bytes]
+) -> None:
+    script.answers = [[OPENING, event("a"), event("b"), failure, *end]]
+    assert asyncio.run(ask(server_of(script), [])).error == "It broke."
+
+
 @pytest.mark.parametrize(
     ("headers", "piece"),
     [
@@ -160,6 +178,22 @@ def test_a_server_that_does_not_stream_is_not_reported_as_a_lost_connection(scri
     whole = b'{"choices": [{"index": 0, "message": {"content": "Hi"}, "finish_reason": "stop"}]}'
     script.headers, script.answers = {"Content-Type": "application/json"}, [[whole]]
     assert asyncio.run(ask(server_of(script), [])).error == "the answer is not streamed, but application/json"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"error": {"message": "no such adapter"}}', "no such adapter"),
+        (b'{"object": "error",\n "message": "no such adapter"}', "no such adapter"),
+        (b"[1]", "the answer is not streamed, but application/json"),
+        (b"nonsense", "the answer is not streamed, but application/json"),
+    ],
+)
+def test_an_error_in_place_of_a_stream_is_reported_with_the_server_s_message(
+    script: Script, body: bytes, message: str
+) -> None:
+    script.headers, script.answers = {"Content-Type": "application/json"}, [[body]]
+    assert asyncio.run(ask(server_of(script), [])).error == message
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ STREAMS_OF_OTHERS = (
 )
 
 
+# Ways of servers to end an answer with the error "It broke.", which no client may take for an answer.
+FAILURES = (
+    b'data: {"error": {"message": "It broke.", "code": 500}}\n\n',
+    b'data: {"error": "It broke."}\n\n',
+    b'data: {"object": "error", "message": "It broke.", "type": "InternalServerError", "code": 500}\n\n',
+    b'data: {"message": "It broke.", "type": "server_error"}\n\n',
+    b'event: error\ndata: {"message": "It broke."}\n\n',
+    b'event: error\r\ndata: {"type": "error", "error": {"message": "It broke."}}\r\n\r\n',
+    b"event:error\ndata: It broke.\n\n",
+)
+
+
 @dataclass
 class Script:
     """The answers to the next requests, of which the last one repeats, and the recorded requests."""

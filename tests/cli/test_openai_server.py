@@ -8,7 +8,7 @@ import pytest
 from keepsight.cli.main import main
 from keepsight.cli.openai_server import OpenAIServer, Piece, Usage, choose_api_key
 from keepsight.errors import InvalidArgumentError, NoAnswerError
-from tests.cli.scripted_server import DONE, STREAMS_OF_OTHERS, Script, answer, event, scripted_server
+from tests.cli.scripted_server import DONE, FAILURES, STREAMS_OF_OTHERS, Script, answer, event, scripted_server
 
 
 @pytest.fixture
@@ -112,6 +112,13 @@ def test_an_unknown_path_is_reported_with_the_url_that_was_asked(script: Script)
 def test_an_answer_that_breaks_off_is_a_failure(script: Script, events: list[bytes], message: str) -> None:
     script.answers = [events]
     assert failure(script) == message
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+def test_a_failure_in_any_form_is_reported_with_the_server_s_message(script: Script, failure: bytes) -> None:
+    script.answers = [[event("a"), failure, DONE]]
+    with pytest.raises(NoAnswerError, match=r"^It broke\.$"):
+        list(OpenAIServer(script.url).answer({}))
 
 
 def test_a_client_that_stops_reading_ends_the_answer_at_the_server(script: Script) -> None:

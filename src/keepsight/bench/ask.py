@@ -7,13 +7,14 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
 from keepsight.bench.http_connection import Response, connecting
-from keepsight.bench.read_refusal import read_refusal
+from keepsight.bench.read_refusal import UNREADABLE, failure_of, read_failure, read_refusal
 from keepsight.errors import NoAnswerError
 
 T = TypeVar("T")
@@ -72,8 +73,6 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
                 raise NoAnswerError(read_refusal(response.status, await response.read(), url))
             events, is_done = await _note_events(response)
             seconds = time.perf_counter() - started
-            if not (events or is_done or _is_stream(response)):
-                raise NoAnswerError(f"the answer is not streamed, but {response.headers['content-type']}")
             return _understand([(when - started, json.loads(data)) for when, data in events], seconds, is_done)
     except EOFError:
         return Answer(time.perf_counter() - started, error="the connection ended before the answer did")
@@ -88,15 +87,26 @@ def _is_stream(response: Response) -> bool:
 
 async def _note_events(response: Response) -> tuple[list[tuple[float, bytes]], bool]:
     """Return the events with their times, and whether they ended with [DONE]."""
-    reader = EventReader()
+    reader, is_stream, body = EventReader(), _is_stream(response), b""
     events: list[tuple[float, bytes]] = []
     async for piece in response.pieces():
         now = time.perf_counter()
+        if not is_stream:
+            body += piece
         for data in reader.feed(piece):
             if data == DONE:
                 return events, True
             events.append((now, data))
+    if not (events or is_stream):
+        raise NoAnswerError(_why_no_stream(response, body))
     return events, False
+
+
+def _why_no_stream(response: Response, body: bytes) -> str:
+    is_failure = False
+    with suppress(*UNREADABLE, AttributeError):
+        is_failure = failure_of(json.loads(body)) is not None
+    return read_failure(body) if is_failure else f"the answer is not streamed, but {response.headers['content-type']}"
 
 
 def _understand(events: Sequence[tuple[float, Any]], seconds: float, is_done: bool) -> Answer:
@@ -112,8 +122,8 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
     texts: list[str] = []
     usage: Mapping[str, Any] = {}
     for when, event in events:
-        if error := event.get("error"):
-            raise NoAnswerError(str(error))
+        if (error := failure_of(event)) is not None:
+            raise NoAnswerError(error)
         usage = event.get("usage") or usage
         # An event may have no choice: the usage, or a sign of life.
         for choice in event.get("choices") or ():

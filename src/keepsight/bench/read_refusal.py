@@ -1,7 +1,10 @@
-"""The reason for which an OpenAI server refused a request, from the response's body, with advice where it is known."""
+"""The reason for which an OpenAI server refused a request or ended its answer, with advice where it is known."""
 
 import json
+from collections.abc import Mapping
+from contextlib import suppress
 from http.client import responses
+from typing import Any
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 # Raised for invalid JSON, or JSON that is nested too deeply.
@@ -10,23 +13,43 @@ UNREADABLE = (ValueError, RecursionError)
 
 def read_refusal(status: int, body: bytes, url: str) -> str:
     """Return the status and the server's message. `url` is the one that was asked."""
-    try:
-        message = message_of(json.loads(body))
-    except UNREADABLE:
-        message = None
+    message = _message_in(body)
     advice = ""
     if status == 401:
         advice = f" (--api-key, or {KEY_VARIABLE} in the environment)"
     elif status == 404 and message in (None, "Not Found"):
         # The path is unknown; an unknown model has a message of its own.
         advice = f" (asked {url}; a server's URL usually ends with /v1)"
-    message = message or body[:200].decode(errors="replace").strip() or responses.get(status, "no reason given")
+    message = message or _shown(body) or responses.get(status, "no reason given")
     return f"{status}: {message}{advice}"
 
 
-def message_of(body: object) -> str | None:
+def read_failure(body: bytes) -> str:
+    """Return the message of an error, whatever its form."""
+    return _message_in(body) or _shown(body) or "the server ended the answer with an error"
+
+
+def failure_of(event: Mapping[str, Any]) -> str | None:
+    """Return the message of an event that ends the answer with an error, in any server's form; None for others."""
+    is_bare = event.get("object") == "error" or ("choices" not in event and isinstance(event.get("message"), str))
+    if not (is_bare or event.get("error")):
+        return None
+    return _message_of(event) or read_failure(json.dumps(event).encode())
+
+
+def _message_in(body: bytes) -> str | None:
+    with suppress(*UNREADABLE):
+        return _message_of(json.loads(body))
+    return None
+
+
+def _shown(body: bytes) -> str:
+    return body[:200].decode(errors="replace").strip()
+
+
+def _message_of(body: object) -> str | None:
     """Return the error's message, given in OpenAI's form, as plain text, or without `error` around it."""
-    error = body.get("error", body) if isinstance(body, dict) else None
+    error = (body.get("error") or body) if isinstance(body, dict) else None
     if isinstance(error, dict):
         error = error.get("message")
     return error if isinstance(error, str) else None

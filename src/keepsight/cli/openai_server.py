@@ -14,8 +14,8 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.bench.address import Address
-from keepsight.bench.event_stream import DONE, data_of
-from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, message_of, read_refusal
+from keepsight.bench.event_stream import DONE, LineReader
+from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, failure_of, read_refusal
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -109,12 +109,12 @@ class OpenAIServer:
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event. Only line feeds end lines: texts may hold Unicode's other line separators."""
     is_whole = False
-    for data in filter(None, map(data_of, response)):
+    for data in filter(None, map(LineReader().data_of, response)):
         if data == DONE:
             return
         event = _parse(data)
-        if event.get("error") is not None:
-            raise NoAnswerError(message_of(event) or "the server ended the answer with an error")
+        if (error := failure_of(event)) is not None:
+            raise NoAnswerError(error)
         yield event
         # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
