@@ -71,6 +71,16 @@ def test_noted_uses_survive_a_restart(tier: DiskTier) -> None:
     other.close()
 
 
+def test_only_what_was_there_is_counted_as_evicted(tier: DiskTier) -> None:
+    other = reopened(tier)
+    # Two at a time: then each process believes that it knows all files, as there are as many as it knows.
+    for number in range(0, 48, 4):
+        put(tier, number, number + 1)
+        put(other, number + 2, number + 3)
+    assert tier.stats().num_evictions + other.stats().num_evictions == 48 - len(held(tier))
+    other.close()
+
+
 def test_another_server_s_entry_is_known_after_putting_the_same_one(tier: DiskTier) -> None:
     tier.open()
     other = reopened(tier)

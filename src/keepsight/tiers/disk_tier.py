@@ -334,8 +334,7 @@ class DiskTier:
             raise PermissionError(errno.EACCES, "Permission denied", str(self._entries))
         self._known.spare(frozenset(self._pins))
         while not self._has_room(goal) and (key := self._known.choose()) is not None:
-            self._remove(key)
-            self._num_evictions += 1
+            self._num_evictions += self._remove(key)
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._ledger.held.num_bytes + num_bytes <= self._max_bytes
@@ -378,19 +377,23 @@ class DiskTier:
         with suppress(OSError, TierError), self._changing():
             self._unlink(aside)
 
-    def _remove(self, key: str) -> None:
-        self._unlink(self._entries / key)
+    def _remove(self, key: str) -> bool:
+        """Return False if there was no file: others may have removed what this process knew."""
+        was_there = self._unlink(self._entries / key)
         self._known.forget(key)
+        return was_there
 
     def _remove_all(self, entries: list[TierFile]) -> None:
         for file in entries:
             self._remove(file.name)
 
-    def _unlink(self, path: Path) -> None:
+    def _unlink(self, path: Path) -> bool:
         with suppress(FileNotFoundError, IsADirectoryError):
             num_bytes = path.lstat().st_size
             path.unlink()
             self._ledger.remove_file(occupied(num_bytes))
+            return True
+        return False
 
     def _count(self) -> None:
         """Count all files anew, as others add, use and remove entries. Remove unfinished files of killed processes."""
