@@ -34,6 +34,7 @@ from keepsight.observe.catalogue import (
     PREFIX,
     PREFIX_DISK,
     PROCESSOR,
+    SET_ASIDE,
     TRANSFERRED,
     VERIFIED,
     Slots,
@@ -56,6 +57,7 @@ from keepsight.scheduling.step_plan import EncodeTime, Slice, StepPlan, StepResu
 from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.tier_guard import GuardLimits
 from keepsight.tiers.tiered_store import TieredStore
 from tests.counted import read_counters
 from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
@@ -397,6 +399,29 @@ def test_embeddings_that_a_nearer_tier_lost_are_reported_with_the_tier_that_gave
     assert store.hits == {"remote": 1}
     disk, remote = ENCODER["disk"], ENCODER["remote"]
     assert engine.counted(disk.queries, disk.hits, remote.queries, remote.hits) == [3, 0, 3, 1]
+
+
+def test_a_tier_that_is_set_aside_is_not_queried_and_is_counted_as_such() -> None:
+    disk, prefix_disk = FakeTier("disk"), FakeTier("disk")
+    disk.error = prefix_disk.error = OSError("it is gone")
+    limits = GuardLimits(first_pause=1000, longest_pause=1000)
+    store, prefix_store = (TieredStore(None, [tier], limits=limits) for tier in (disk, prefix_disk))
+    name = partial(entry_key, model_digest="model", processor="", dtype="fake")
+    tiers = EmbeddingTiers(store, name, EmbeddingFormat("uint8", 1, 1), lambda: engine.inbox.wake())
+    engine = Engine(tiers=tiers, prefix_store=prefix_store, blocks_per_stretch=2)
+    set_aside = [SET_ASIDE["encoder", "disk"], SET_ASIDE["prefix", "disk"]]
+    assert engine.counted(*set_aside) == [0, 0]
+    counted = []
+    for token, picture in enumerate("xyz", 1):
+        engine.ask(picture, 19 * token, picture, 4)
+        counted.append(engine.counted(DEVICE.queries, ENCODER["disk"].queries, PREFIX_DISK.queries))
+    engine.meter.measure_tiers()
+    tiers.close()
+    prefix_store.close()
+    assert engine.counted(*set_aside) == [1, 1]
+    assert (disk.num_gets, prefix_disk.num_gets) == (1, 1)
+    [first, *later] = counted
+    assert (first[:2], first[2] > 0, later) == ([1, 1], True, [[2, *first[1:]], [3, *first[1:]]])
 
 
 def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:

@@ -10,7 +10,18 @@ from typing import NoReturn
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from keepsight.observe.catalogue import BOUNDS, ENCODED, ENCODER, GAUGES, METRICS, NUM_SLOTS, SLOTS, STAGE, slot_of
+from keepsight.observe.catalogue import (
+    BOUNDS,
+    ENCODED,
+    ENCODER,
+    GAUGES,
+    METRICS,
+    NUM_SLOTS,
+    SET_ASIDE,
+    SLOTS,
+    STAGE,
+    slot_of,
+)
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, Counters
 from keepsight.observe.process_memory import resident_bytes, with_descendants
 from keepsight.observe.totals import Totals
@@ -63,7 +74,9 @@ def test_a_tier_shared_by_all_engines_is_counted_once(tmp_path: Path) -> None:
         counters = Counters.open(tmp_path, f"engine-{rank}")
         for tier in ("host", "disk"):
             counters.set_all(ENCODER[tier].sizes(num_bytes, 1000, num_bytes // 100))
+        counters.set(SET_ASIDE["encoder", "disk"], 1)
     numbers = Totals.of_server(tmp_path).numbers
+    assert numbers[SET_ASIDE["encoder", "disk"]] == 1
     assert [numbers[slot] for slot in ENCODER["host"].sizes(0, 0, 0)] == [400, 2000, 4]
     assert [numbers[slot] for slot in ENCODER["disk"].sizes(0, 0, 0)] == [300, 1000, 3]
 

@@ -159,6 +159,10 @@ class EmbeddingTiers:
         with self._lock:
             self._changed.extend(self._media)
 
+    def list_unasked(self) -> frozenset[str]:
+        """Return the tiers that a load would not ask now, as they are set aside."""
+        return self._store.list_unasked()
+
     def list_holders(self, encoder_keys: Sequence[str]) -> tuple[str, ...]:
         """Return the tiers that are each known to hold all of these embeddings, nearest first."""
         holders = [self._store.list_holders(self._name(key)) for key in encoder_keys]

@@ -22,6 +22,7 @@ from keepsight.observe.catalogue import (
     PREFIX,
     PREFIX_DISK,
     PROCESSOR,
+    SET_ASIDE,
     TRANSFERRED,
     VERIFIED,
     slot_of,
@@ -86,6 +87,8 @@ class EngineMeter:
         self._pixels = _Recent[tuple[float, bool]]()
         # With the seconds that it had taken to encode what was loaded.
         self._load_begins, self._loads = _Recent[float](), _Recent[tuple[MediaReport, float]]()
+        # The tiers that were set aside when these embeddings were last looked for.
+        self._unasked = _Recent[frozenset[str]]()
         self._encodings = _Recent[EncodeTime]()
         self._copy()
         self.measure_tiers()
@@ -117,6 +120,8 @@ class EngineMeter:
 
     def note_load(self, load: Load) -> None:
         self._load_begins.put(load.encoder_key, self._clock())
+        if self._tiers is not None:
+            self._unasked.put(load.encoder_key, self._tiers.list_unasked())
         self._modalities.put(load.encoder_key, self._modality_of(load.media_hash))
 
     def note_loaded(self, encoder_key: str, tier: str, seconds_to_make: float) -> None:
@@ -125,8 +130,9 @@ class EngineMeter:
         self._encoding[self._modality_of(encoder_key)].suggest(seconds_to_make)
 
     def note_stretches(self, load: StretchLoad) -> None:
-        """Count the tokens of these stretches as queried."""
-        self._counters.add(PREFIX_DISK.queries[ALL], self._num_tokens_of(load))
+        """Count the tokens of these stretches as queried, unless the tier is set aside."""
+        if self._prefixes is not None and self._prefixes.can_be_asked:
+            self._counters.add(PREFIX_DISK.queries[ALL], self._num_tokens_of(load))
 
     def seconds_to_compute(self, load: StretchLoad) -> float:
         """Return the estimated time to compute these tokens; 0 until there is an estimate."""
@@ -199,11 +205,14 @@ class EngineMeter:
     def _count_lookup(self, begun: Begun, index: int, found_in: str | None) -> None:
         """Count the lookup of an item, once for its request however often preemption made it look again.
 
-        It queried the device and each tier up to the one that had it; all of them if none had.
+        It queried the device and each tier, unless it was set aside, up to the one that had it; all of them if none
+        had.
         """
         modality, names = begun.request.media[index].modality, self._lookup_order
+        unasked = self._unasked.get(begun.encoder_keys[index], frozenset())
         for name in names if found_in is None else names[: names.index(found_in) + 1]:
-            self._counters.add(ENCODER[name].queries[modality])
+            if name == found_in or name not in unasked:
+                self._counters.add(ENCODER[name].queries[modality])
         if found_in is not None:
             is_loaded = begun.origins[index] == "tier"
             seconds = self._find_load(begun.encoder_keys[index])[1] if is_loaded else self._encoding[modality].seconds
@@ -262,4 +271,6 @@ class EngineMeter:
                 slots, each = PREFIX_DISK, self._scheduler.stretches.num_blocks_each
             self._counters.set_all(slots.sizes(tier.num_bytes, tier.max_bytes or 0, tier.num_entries * each))
             self._counters.follow(slots.evictions, tier.num_evictions * each)
+            if (slot := SET_ASIDE.get((tier.cache, tier.name))) is not None:
+                self._counters.set(slot, tier.reason is not None)
         return tuple(status)

@@ -179,6 +179,11 @@ class PrefixTiers:
             self._store.note_use(self._name(stretch))
 
     @property
+    def can_be_asked(self) -> bool:
+        """False while the tiers are set aside."""
+        return not self._store.list_unasked()
+
+    @property
     def is_cleared(self) -> bool:
         return self._store.is_cleared
 

@@ -31,6 +31,8 @@ CACHES = (
     ("prefix", "device"),
     ("prefix", "disk"),
 )
+# Those that are not used for a while once they fail or are slow.
+FALLIBLE_TIERS = (("encoder", "disk"), ("encoder", "remote"), ("prefix", "disk"))
 Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
 FINISHED_REASONS = ("stop", "length", "abort", "error")
@@ -78,6 +80,12 @@ METRICS = (
     Metric("keepsight_cache_bytes", "gauge", "Size of the content.", _HELD),
     Metric("keepsight_cache_budget_bytes", "gauge", "Size limit; 0 if something else sets it.", _HELD),
     Metric("keepsight_cache_entries", "gauge", "Entries: items; blocks in the prefix cache.", _HELD),
+    Metric(
+        "keepsight_cache_tier_set_aside",
+        "gauge",
+        "1 while the tier is not used, as it failed or was slow.",
+        tuple((("cache", cache), ("tier", tier)) for cache, tier in FALLIBLE_TIERS),
+    ),
     Metric("keepsight_media_fetched_total", "counter", "Downloads, except of unchanged files.", _OF_MEDIA),
     Metric("keepsight_media_decoded_total", "counter", "Pictures, films and sounds decoded.", _OF_MEDIA),
     Metric("keepsight_media_preprocessed_total", "counter", "Pictures, crops and moments of films resized.", _OF_MEDIA),
@@ -185,9 +193,13 @@ class CacheSlots:
 PROCESSOR = CacheSlots.of("processor", "host")
 PREFIX, PREFIX_DISK = CacheSlots.of("prefix", "device"), CacheSlots.of("prefix", "disk")
 ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier in CACHES if cache == "encoder"}
+SET_ASIDE = {place: slot_of("cache_tier_set_aside", *place) for place in FALLIBLE_TIERS}
 # Gauges of tiers that all engines share: each engine reports the whole tier, as far as it knows.
 COMMON_GAUGES = frozenset(
-    slot for slots in (ENCODER["disk"], ENCODER["remote"], PREFIX_DISK) for slot in slots.sizes(0, 0, 0)
+    (
+        *SET_ASIDE.values(),
+        *(slot for slots in (ENCODER["disk"], ENCODER["remote"], PREFIX_DISK) for slot in slots.sizes(0, 0, 0)),
+    )
 )
 STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in STAGES}
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (

@@ -149,6 +149,10 @@ class TieredStore:
         """True if no tier is still to be cleared: what was there before the last `clear` is gone for good."""
         return all(worker.is_cleared for worker in self._workers)
 
+    def list_unasked(self) -> frozenset[str]:
+        """Return the tiers that a load would not ask now, as they are set aside."""
+        return frozenset(worker.name for worker in self._workers if not worker.guard.is_usable)
+
     def why_unused(self) -> dict[str, str | None]:
         """Return why each tier is not used, or None if it is; host memory is always used."""
         return {worker.name: worker.guard.why_unused() for worker in self._workers}
