@@ -159,21 +159,25 @@ def test_pictures_encoded_in_one_batch_show_its_whole_time_and_sum_to_it_once() 
     assert counters.numbers()[STAGE["encode"] + SUM] == pytest.approx(0.02)
 
 
-def test_a_request_resubmitted_to_another_engine_starts_a_new_account() -> None:
-    account = make_account("a")
+def test_the_account_of_a_request_resubmitted_to_another_engine_keeps_only_the_frontend_s_work() -> None:
+    account = make_account("a", "a/1")
     account.note("identify", 1.0, 1.004)
-    account.note_made(1.01, 1.02, 1.03, ["a"])
-    account.note_begun(make_begun(MADE))
+    account.note_made(1.01, 1.02, 1.03, ["a", "a/1"])
+    account.note_begun(make_begun(MADE, MADE))
     account.note_tokens(0, 1.1)
     account.num_tokens = 1
     account.note_end("error")
     account.begin_again()
-    account.note_begun(make_begun(MediaReport("device")))
+    for found in ("a", "a/1"):
+        account.note_found_pixels(found)
+    account.note_begun(make_begun(MADE, MediaReport("device")))
     assert account.note_tokens(0, 1.3) is None
     assert account.had_tokens
     body = account.describe()
-    assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
-    assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 0, (0, 0, 0, 0))
+    stages = ["identify", "decode", "wait", "resize", "prefill", "encode"]
+    assert [each.stage for each in body.stages] == stages
+    assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 0, (1, 2, 1, 1))
+    assert account.answers() == [("nobody", None), ("encoder", "device")]
     assert account.had_to_make(["a"])
     assert not account.had_to_make(["b"])
 

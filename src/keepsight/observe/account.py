@@ -25,6 +25,8 @@ STAGES_SPARED_BY: dict[AnsweredBy, tuple[Stage, ...]] = {
     "processor": ("decode", "resize"),
     "nobody": (),
 }
+# The stages that come before an engine's.
+STAGES_OF_FRONTEND: tuple[Stage, ...] = ("fetch", "identify", "decode", "resize")
 WORK = ("decoded", "preprocessed", "transferred", "encoded")
 
 
@@ -130,8 +132,8 @@ class RequestAccount:
     _sent: dict[str, float] = field(default_factory=dict)
     # Media hashes whose pixels were found and did not have to be made.
     _found_pixels: set[str] = field(default_factory=set)
-    # Media hashes that were decoded for engines that were lost.
-    _decoded_before: set[str] = field(default_factory=set)
+    # Media hashes whose pixels were made for this request.
+    _made: set[str] = field(default_factory=set)
     _reports: Sequence[MediaReport] = ()
 
     # Writing --------------------------------------------------------------------------------------------------
@@ -153,6 +155,7 @@ class RequestAccount:
 
     def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
         """Record that one picture was decoded and resized into these items."""
+        self._made.update(media_hashes)
         self._work["decoded"] += 1
         self._work["preprocessed"] += len(media_hashes)
         self.note("decode", began, decoded, media_hashes[0])
@@ -212,10 +215,9 @@ class RequestAccount:
             self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
 
     def begin_again(self) -> None:
-        """Discard what the lost engine did; the request goes to another one."""
-        self._decoded_before |= self._find_decoded()
-        self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
-        self._work = dict.fromkeys(WORK, 0)
+        """Discard what the lost engine did; the request goes to another one. The frontend's own work is not lost."""
+        self.spans = [span for span in self.spans if span.stage in STAGES_OF_FRONTEND]
+        self._work |= {"transferred": 0, "encoded": 0}
         self.had_tokens = self.had_tokens or self.last_token_at > 0
         self._reports, self.num_tokens, self.last_token_at, self.end_reason = (), 0, 0.0, None
 
@@ -243,17 +245,12 @@ class RequestAccount:
         )
 
     def had_to_make(self, media_hashes: Container[str]) -> bool:
-        """Return whether a picture had to be decoded for any of these items, for a lost engine, too."""
-        return any(media_hash in media_hashes for media_hash in self._decoded_before | self._find_decoded())
-
-    def _find_decoded(self) -> set[str]:
-        decoded = (span.item for span in self.spans if span.stage == "decode" and span.item is not None)
-        return {self.media[item].media_hash for item in decoded}
+        """Return whether the pixels of any of these items had to be made, for a lost engine, too."""
+        return any(media_hash in media_hashes for media_hash in self._made)
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """Return the cache that answered for each item, and its tier; empty until there is a token."""
-        stages = self._stages_by_item()
-        return [self._answer_of(index, stages[index]) for index in range(len(self._reports))]
+        return [self._answer_of(index) for index in range(len(self._reports))]
 
     def _stages_by_item(self) -> defaultdict[int | None, set[Stage]]:
         """Return the stages that ran for each item."""
@@ -269,7 +266,7 @@ class RequestAccount:
     def _describe_item(self, index: int, done: Set[Stage]) -> MediaBody:
         item, answered_by, tier, skipped = self.media[index], None, None, list[str]()
         if index < len(self._reports):
-            answered_by, tier = self._answer_of(index, done)
+            answered_by, tier = self._answer_of(index)
             skipped += (stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done)
         return MediaBody(
             media_hash=item.media_hash,
@@ -280,13 +277,14 @@ class RequestAccount:
             skipped=skipped,
         )
 
-    def _answer_of(self, index: int, done: Set[Stage]) -> tuple[AnsweredBy, str | None]:
-        report = self._reports[index]
+    def _answer_of(self, index: int) -> tuple[AnsweredBy, str | None]:
+        report, media_hash = self._reports[index], self.media[index].media_hash
         if report.found_in == "prefix":
             return "prefix", "device"
         if report.found_in is not None:
             return "encoder", report.found_in
-        if "decode" not in done and (report.was_cached or self.media[index].media_hash in self._found_pixels):
+        # Pixels that were made for a lost engine are found by the next one: that spared nothing.
+        if media_hash not in self._made and (report.was_cached or media_hash in self._found_pixels):
             return "processor", "host"
         return "nobody", None
 
