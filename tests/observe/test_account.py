@@ -231,6 +231,25 @@ def test_an_observer_counts_tokens_ends_and_stage_times() -> None:
     assert account.describe().cached_tokens == 16
 
 
+def test_the_first_tokens_of_other_choices_end_no_gap_and_generate_nothing() -> None:
+    observer, account = RequestObserver(counters := Counters()), make_account()
+    observer.note_tokens(account, 1, 0, 1.2, (0,))
+    observer.note_tokens(account, 2, 0, 1.25, (1, 2))
+    observer.note_end(account, "length")
+    sums = [counters.numbers()[slot + SUM] for slot in (FIRST_TOKEN, NEXT_TOKEN, STAGE["generate"])]
+    assert sums == pytest.approx([0.2, 0, 0])
+    assert counters.numbers()[PROMPT_TOKENS] == 300
+
+
+def test_gaps_of_several_choices_are_those_between_steps_that_go_on_with_one() -> None:
+    observer, account = RequestObserver(counters := Counters()), make_account()
+    observer.note_tokens(account, 1, 0, 1.2, (0,))
+    observer.note_tokens(account, 2, 0, 1.25, (0, 1))
+    observer.note_tokens(account, 1, 0, 1.35, (1,))
+    observer.note_end(account, "length")
+    assert [counters.numbers()[slot + SUM] for slot in (NEXT_TOKEN, STAGE["generate"])] == pytest.approx([0.15, 0.15])
+
+
 def test_a_request_that_wants_no_answer_has_no_tokens_and_no_time_to_the_first() -> None:
     observer, account = RequestObserver(counters := Counters()), make_account()
     account.wants_answer = False

@@ -362,10 +362,10 @@ class EngineClient:
 
     def _observe(self, caller: Caller, outputs: Outputs, now: float) -> None:
         """Count the tokens before the caller gets them, so that a delivered answer has been counted."""
-        first, last = outputs[0], outputs[-1]
-        if isinstance(first, TokenOutput):
-            num_tokens = 0 if caller.has_stop_strings else len(outputs) - isinstance(last, Exception)
-            self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
+        if isinstance(first := outputs[0], TokenOutput):
+            choices = tuple(each.choice for each in outputs if isinstance(each, TokenOutput))
+            num_tokens = 0 if caller.has_stop_strings else len(choices)
+            self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now, choices)
 
     def _note_end(self, caller: Caller, choice: int, reason: str) -> None:
         """Mark a choice as ended. The request ends as the last of its choices."""

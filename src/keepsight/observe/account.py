@@ -135,6 +135,9 @@ class RequestAccount:
     # Media hashes whose pixels were made for this request.
     _made: set[str] = field(default_factory=set)
     _reports: Sequence[MediaReport] = ()
+    # The choices that have tokens, and whether any of them has more than one.
+    _begun_choices: set[int] = field(default_factory=set)
+    _has_second: bool = False
 
     # Writing --------------------------------------------------------------------------------------------------
 
@@ -201,17 +204,23 @@ class RequestAccount:
             self.spans.append(Span("transfer", sent, report.arrived, index))
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
-    def note_tokens(self, num_cached: int, now: float) -> float | None:
-        """Record that tokens came. Return the seconds since the previous ones; None if these are the first."""
-        gap = now - self.last_token_at if self.last_token_at else None
-        if gap is None:
+    def note_tokens(self, num_cached: int, now: float, choices: Sequence[int] = (0,)) -> float | None:
+        """Record that tokens of these choices came, one for each mention.
+
+        Return the seconds since the previous ones; None if they are the first tokens of their choices: those of a cold
+        prompt's other choices come a step after those of the first one.
+        """
+        before, self.last_token_at = self.last_token_at, now
+        if not before:
             self.first_token_at, self.num_cached_tokens = now, num_cached
-        self.last_token_at = now
-        return gap
+        goes_on, num_before = not self._begun_choices.isdisjoint(choices), len(self._begun_choices)
+        self._begun_choices.update(choices)
+        self._has_second = self._has_second or len(self._begun_choices) < num_before + len(choices)
+        return now - before if goes_on else None
 
     def note_end(self, reason: str) -> None:
         self.end_reason, self.ended = reason, time.monotonic()
-        if self.num_answer_tokens > 1:
+        if self.num_answer_tokens > 1 and self._has_second:
             self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
 
     def begin_again(self) -> None:
@@ -220,6 +229,7 @@ class RequestAccount:
         self._work |= {"transferred": 0, "encoded": 0}
         self.had_tokens = self.had_tokens or self.last_token_at > 0
         self._reports, self.num_tokens, self.last_token_at, self.end_reason = (), 0, 0.0, None
+        self._begun_choices, self._has_second = set(), False
 
     # Reading --------------------------------------------------------------------------------------------------
 

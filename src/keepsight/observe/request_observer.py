@@ -35,16 +35,19 @@ class RequestObserver:
         """Set how many requests wait for an engine; those that one has are counted by it."""
         self.counters.set(WAITING, count)
 
-    def note_tokens(self, account: RequestAccount, count: int, num_cached: int, now: float) -> None:
-        """Record tokens that come together.
+    def note_tokens(
+        self, account: RequestAccount, count: int, num_cached: int, now: float, choices: Sequence[int] = (0,)
+    ) -> None:
+        """Record tokens that come together, of these choices.
 
         `count` may be 0: the reader of the answer finds out how many are part of it (`count_tokens`).
         """
-        gap = account.note_tokens(num_cached, now)
+        is_first = not account.last_token_at
+        gap = account.note_tokens(num_cached, now, choices)
         self.count_tokens(account, count)
         if gap is not None:
             self.counters.observe(NEXT_TOKEN, gap)
-        elif not account.had_tokens:
+        elif is_first and not account.had_tokens:
             self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
             if account.wants_answer:
                 self.counters.observe(FIRST_TOKEN, now - account.began)
