@@ -1,6 +1,7 @@
 """Media names, end to end: a picture is processed once, in whatever form it is sent."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, MediaConflictError, UnknownMediaError, UnsupportedFieldError
-from keepsight.observe.metric_values import Counter
+from keepsight.observe.metric_values import Counter, Histogram
 from keepsight.outputs import RequestOutput
 from tests.drawn import Drawn, ask, by_object, draw, to_data_url
 from tests.frontend.sample_pictures import encode
@@ -83,6 +84,21 @@ def test_a_picture_sent_with_a_uuid_is_found_by_the_uuid_alone(llm: LLM) -> None
     llm.reset_prefix_cache()
     llm.reset_encoder_cache()
     ask_about(llm, {"type": "image_pil", "uuid": "cat"}, drawn)
+
+
+def test_a_picture_named_by_its_uuid_alone_is_not_fetched(llm: LLM) -> None:
+    drawn, nums = draw(47), [num_fetches(llm)]
+    for content in (by_object(drawn.picture) | {"uuid": "read"}, {"type": "image_url", "uuid": "read"}):
+        ask_about(llm, content, drawn)
+        nums.append(num_fetches(llm))
+    assert [after - before for before, after in pairwise(nums)] == [1, 0]
+
+
+def num_fetches(llm: LLM) -> int:
+    stages = [each for each in llm.get_metrics() if each.name == "keepsight_stage_seconds"]
+    [fetches] = [each for each in stages if each.labels["stage"] == "fetch"]
+    assert isinstance(fetches, Histogram)
+    return fetches.count
 
 
 def test_the_uuid_of_an_evicted_picture_is_unknown_until_the_picture_is_sent_again(llm: LLM) -> None:

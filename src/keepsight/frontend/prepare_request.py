@@ -351,7 +351,7 @@ class RequestPreparer:
     ) -> PreparedRequest:
         began = time.monotonic()
         parts = self.intake.fetch_all(parts, terms.cache_salt, downloaded)
-        fetched = time.monotonic()
+        fetched = began if all(part.source is None for part in parts) else time.monotonic()
         pictures: list[Picture] = []
         try:
             for part in parts:
@@ -435,10 +435,10 @@ class RequestPreparer:
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
-    """Return the account of a request that has just been prepared."""
+    """Return the account of a request that has just been prepared. `fetched`: like `began` if nothing was read."""
     media = [ShownItem(item.media_hash, item.span.length, item.modality) for item in request.media]
     account = RequestAccount(request.request_id, media, len(request.token_ids), began)
-    if media:
+    if fetched > began:
         account.note("fetch", began, fetched)
     account.note("identify", fetched, time.monotonic())
     return account
