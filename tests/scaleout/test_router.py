@@ -1,6 +1,7 @@
 """The router over real sockets, before replicas that answer as the test says."""
 
 import asyncio
+import re
 import socket
 import threading
 from contextlib import ExitStack
@@ -174,6 +175,8 @@ def test_requests_about_one_picture_go_to_one_replica() -> None:
         metrics = httpx.get(f"{url}/metrics").text
         [address] = [each.address for each in replicas if each.port in found]
         assert f'keepsight_router_requests_total{{replica="{address}",chosen_by="media"}} 7\n' in metrics
+        assert f'keepsight_router_requests_total{{replica="{address}",chosen_by="cache_key"}} 0\n' in metrics
+        assert f'keepsight_router_retries_total{{replica="{address}"}} 0\n' in metrics
         assert f'keepsight_router_replica_ready{{replica="{address}"}} 1\n' in metrics
         assert f'keepsight_router_requests_in_flight{{replica="{address}"}} 0\n' in metrics
 
@@ -327,7 +330,8 @@ def test_a_request_is_given_to_another_replica_if_the_connection_fails_before_an
             question = chat({"type": "text", "text": f"{number} " * 200})
             assert httpx.post(f"{url}{CHAT}", json=question).status_code == 200
         assert replicas[0].asked
-        assert f'retries_total{{replica="{replicas[0].address}"}}' in httpx.get(f"{url}/metrics").text
+        lost = f'retries_total{{replica="{replicas[0].address}"}} [^0]'
+        assert re.search(lost, httpx.get(f"{url}/metrics").text)
 
 
 def test_an_upload_within_which_a_replica_is_lost_is_given_whole_to_another() -> None:
@@ -426,7 +430,7 @@ def test_a_connection_closed_just_as_a_request_is_sent_costs_nothing() -> None:
         wait_for_ready(url, 1)
         for _ in range(5):
             assert httpx.post(f"{url}{CHAT}", json=chat()).json() == {"replica": replica.port}
-        assert "retries_total{" not in httpx.get(f"{url}/metrics").text
+        assert re.search(r"retries_total{.*} [^0]", httpx.get(f"{url}/metrics").text) is None
 
 
 @pytest.mark.parametrize(
@@ -501,9 +505,11 @@ def test_without_a_ready_replica_a_request_is_refused_with_a_time_to_try_again(m
         wait_for_ready(url, 1)
         replica.state = {"status": "overloaded"}
         wait_until(lambda: httpx.get(f"{url}/ready").status_code == 503)
+        assert 'keepsight_router_refusals_total{code="no_replica"} 0\n' in httpx.get(f"{url}/metrics").text
         found = httpx.get(f"{url}/v1/models")
         assert (found.status_code, found.json()["error"]["code"]) == (503, "no_replica")
         assert found.headers["retry-after"]
+        assert 'keepsight_router_refusals_total{code="no_replica"} 1\n' in httpx.get(f"{url}/metrics").text
 
 
 @pytest.mark.parametrize(

@@ -60,6 +60,7 @@ class Router:
             try:
                 await self._answer(http, send)
             except AnsweredError as error:
+                self._meter.note_refusal(error)
                 await _say(error_response(error, scope), http, send)
 
     async def _answer(self, http: Request, send: Send) -> None:
