@@ -44,6 +44,23 @@ def test_each_thread_of_a_team_has_a_core_of_its_own_until_it_leaves() -> None:
     on_another_thread(look)
 
 
+def test_a_thread_that_the_system_lets_leave_no_core_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: int, _cores: object) -> None:
+        raise PermissionError("Operation not permitted")
+
+    def look() -> None:
+        set_team_size(1)
+        places = Places(CORES)
+        places.take(CORES[1:2])
+        places.leave()
+        left.append(os.sched_getaffinity(0))
+
+    left = list[set[int]]()
+    monkeypatch.setattr(os, "sched_setaffinity", refuse)
+    on_another_thread(look)
+    assert left == [{CORES[1]}]
+
+
 def test_a_thread_that_has_a_place_keeps_it_and_others_have_none() -> None:
     def look() -> None:
         set_team_size(1)

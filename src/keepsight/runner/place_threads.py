@@ -8,6 +8,7 @@ cores, so that no thread is kept from an idle core.
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import Structure, c_long, c_void_p
 from typing import Final
 
@@ -44,5 +45,7 @@ class Places(threading.local):
     def leave(self) -> None:
         """Unpin the calling thread; the rest of its team sleeps."""
         if self._taken:
-            os.sched_setaffinity(0, self._all)
+            # The system may refuse it, or these cores may have been taken from the process: it stays where it is.
+            with suppress(OSError):
+                os.sched_setaffinity(0, self._all)
             self._taken = ()
