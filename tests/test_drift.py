@@ -98,6 +98,9 @@ class Pool:
     def reset_cache(self) -> None:
         self.cache.clear()
 
+    def free_cleared(self) -> None:
+        self.cache.size()
+
 
 @dataclass
 class SentRequest:

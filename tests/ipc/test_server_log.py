@@ -162,7 +162,7 @@ def test_a_long_line_is_written_at_once(kind: str, tmp_path: Path, monkeypatch: 
     def write_vectored(descriptor: int, buffers: list[bytes], offset: int, flags: int) -> int:
         assert (offset, flags) == (-1, os.RWF_NOWAIT)
         if kind == "file":
-            raise OSError(errno.EOPNOTSUPP, "as Linux does")
+            raise BlockingIOError("as XFS and btrfs do, however often they are asked")
         return write(descriptor, b"".join(buffers))
 
     with ExitStack() as stack:
@@ -181,6 +181,17 @@ def test_a_long_line_is_written_at_once(kind: str, tmp_path: Path, monkeypatch: 
             patch.setattr(os, "pwritev", write_vectored)
             handler.handle(logging.LogRecord("name", logging.INFO, "path", 1, "x" * 20000, None, None))
     assert writes == [b"x" * 20000 + b"\n"]
+
+
+def test_an_old_kernel_that_cannot_write_without_waiting_is_not_asked_to(
+    ends: Ends, log: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EOPNOTSUPP, "as an old Linux does")
+
+    monkeypatch.setattr(os, "pwritev", refuse)
+    log("a line")
+    assert read_all(ends[0]) == "a line\n"
 
 
 @pytest.mark.parametrize("ends", ["pipe"], indirect=True)

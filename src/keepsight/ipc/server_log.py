@@ -5,6 +5,7 @@ lines of a process wait for at most a second, which is theirs again a minute lat
 out and counted, as are those after it until there is room, without a wait.
 """
 
+import errno
 import logging
 import os
 import select
@@ -34,7 +35,10 @@ class LeavingOut(logging.Handler):
         super().__init__()
         self._descriptor, self._num_left_out, self._is_inside_line = descriptor, 0, False
         self._patience_seconds, self._waited_until = PATIENCE_SECONDS, monotonic()
-        # A pipe that could not be opened anew: if it has room, it has it for this much.
+        kind = os.fstat(descriptor).st_mode
+        # Not of a file: XFS and btrfs refuse at once whatever changes its times.
+        self._may_refuse = (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind)) and hasattr(os, "RWF_NOWAIT")
+        # A pipe or a terminal that could not be opened anew: if it has room, it has it for this much.
         is_small = os.get_blocking(descriptor) and is_pipe_or_terminal(descriptor)
         self._max_waiting_bytes = select.PIPE_BUF if is_small else MAX_WRITE_BYTES
         self._encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
@@ -71,12 +75,13 @@ class LeavingOut(logging.Handler):
 
     def _write_some(self, data: bytes) -> int:
         """Write without waiting where the system can: other processes may have filled what had room."""
-        try:
-            return os.pwritev(self._descriptor, [data], -1, os.RWF_NOWAIT)
-        except BlockingIOError:
-            raise
-        except (OSError, AttributeError):  # a file, a terminal, another system
-            return os.write(self._descriptor, data[: self._max_waiting_bytes])
+        if self._may_refuse:
+            try:
+                return os.pwritev(self._descriptor, [data], -1, os.RWF_NOWAIT)
+            except OSError as error:
+                if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):  # an old kernel
+                    raise
+        return os.write(self._descriptor, data[: self._max_waiting_bytes])
 
     def _wait_for_room(self) -> bool:
         began = monotonic()
