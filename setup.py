@@ -41,7 +41,8 @@ class BuildAnew(build_py):
     """Removes first what an earlier build left: files that are no longer among the sources must not be installed."""
 
     def run(self) -> None:
-        for path in Path(self.build_lib, "keepsight").rglob("*"):
+        is_apart = Path(self.build_lib).resolve() != Path("src").resolve()
+        for path in Path(self.build_lib, "keepsight").rglob("*") if is_apart else ():
             if path.is_file() and not path.match("_cpu_kernels*.so"):
                 path.unlink()
         super().run()

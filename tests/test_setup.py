@@ -51,3 +51,5 @@ def test_a_file_that_is_gone_from_the_sources_is_not_installed_from_an_earlier_b
     assert not (built / "cpu_gone.h").exists()
     assert (built / "_cpu_kernels.so").exists()
     assert (built / "cpu_sources.py").read_text() == (ROOT / MODELS / "cpu_sources.py").read_text()
+    build(clone, "build_py", "--build-lib", "src")
+    assert (clone / MODELS / "cpu_sources.py").exists()

@@ -194,6 +194,9 @@ def test_an_error_in_place_of_a_stream_is_reported_with_the_server_s_message(
 ) -> None:
     script.headers, script.answers = {"Content-Type": "application/json"}, [[body]]
     assert asyncio.run(ask(server_of(script), [])).error == message
+    script.headers = {}
+    without_a_type = message if message == "no such adapter" else "the connection ended before the answer did"
+    assert asyncio.run(ask(server_of(script), [])).error == without_a_type
 
 
 @pytest.mark.parametrize(

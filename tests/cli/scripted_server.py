@@ -38,6 +38,8 @@ STREAMS_OF_OTHERS = (
     [event("Hi"), b'data: {"usage": {"prompt_tokens": 5.0, "completion_tokens": 1}}\n\n', DONE],
     [event("Hi"), b'event: ping\ndata: {"type": "ping"}\n\n', DONE],
     [event("Hi"), b'data: {"choices": [{"finish_reason": "stop"}]}\n\n'],
+    [b'data: {"code": "", "message": "", "request_id": "a"}\n\n', event("Hi"), DONE],
+    [b'data: {"type": "status", "message": "The model is being loaded."}\n\n', event("Hi"), DONE],
 )
 
 
@@ -50,6 +52,8 @@ FAILURES = (
     b'event: error\ndata: {"message": "It broke."}\n\n',
     b'event: error\r\ndata: {"type": "error", "error": {"message": "It broke."}}\r\n\r\n',
     b"event:error\ndata: It broke.\n\n",
+    b'error: {"code": 500, "message": "It broke.", "type": "server_error"}\n\n',
+    b'data: {"choices": [{"index": 0, "finish_reason": "error", "error": {"message": "It broke."}}]}\n\n',
 )
 
 

@@ -121,6 +121,11 @@ def test_a_failure_in_any_form_is_reported_with_the_server_s_message(script: Scr
         list(OpenAIServer(script.url).answer({}))
 
 
+def test_an_error_in_place_of_a_stream_is_reported_with_the_server_s_message(script: Script) -> None:
+    script.headers, script.answers = {"Content-Type": "application/json"}, [[b'{"error": {"message": "It broke."}}']]
+    assert failure(script) == "It broke."
+
+
 def test_a_client_that_stops_reading_ends_the_answer_at_the_server(script: Script) -> None:
     script.is_endless, script.answers = True, [[event("Once")]]
     stream = OpenAIServer(script.url).answer({"messages": []})

@@ -163,6 +163,7 @@ def test_the_account_of_a_request_resubmitted_to_another_engine_keeps_only_the_f
     account = make_account("a", "a/1")
     account.note("identify", 1.0, 1.004)
     account.note_made(1.01, 1.02, 1.03, ["a", "a/1"])
+    account.note_sent("a")
     account.note_begun(make_begun(MADE, MADE))
     account.note_tokens(0, 1.1)
     account.num_tokens = 1

@@ -7,14 +7,13 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
 from keepsight.bench.http_connection import Response, connecting
-from keepsight.bench.read_refusal import UNREADABLE, failure_of, read_failure, read_refusal
+from keepsight.bench.read_refusal import failure_in, failure_of, read_refusal
 from keepsight.errors import NoAnswerError
 
 T = TypeVar("T")
@@ -87,26 +86,22 @@ def _is_stream(response: Response) -> bool:
 
 async def _note_events(response: Response) -> tuple[list[tuple[float, bytes]], bool]:
     """Return the events with their times, and whether they ended with [DONE]."""
-    reader, is_stream, body = EventReader(), _is_stream(response), b""
+    reader, body = EventReader(), bytearray()
     events: list[tuple[float, bytes]] = []
     async for piece in response.pieces():
         now = time.perf_counter()
-        if not is_stream:
+        if not events:
             body += piece
         for data in reader.feed(piece):
             if data == DONE:
                 return events, True
             events.append((now, data))
-    if not (events or is_stream):
-        raise NoAnswerError(_why_no_stream(response, body))
+    if not events:
+        if (error := failure_in(body)) is not None:
+            raise NoAnswerError(error)
+        if not _is_stream(response):
+            raise NoAnswerError(f"the answer is not streamed, but {response.headers['content-type']}")
     return events, False
-
-
-def _why_no_stream(response: Response, body: bytes) -> str:
-    is_failure = False
-    with suppress(*UNREADABLE, AttributeError):
-        is_failure = failure_of(json.loads(body)) is not None
-    return read_failure(body) if is_failure else f"the answer is not streamed, but {response.headers['content-type']}"
 
 
 def _understand(events: Sequence[tuple[float, Any]], seconds: float, is_done: bool) -> Answer:

@@ -22,6 +22,8 @@ class LineReader:
             return data
         if line.startswith(b"event:"):
             self._type = line[6:].strip()
+        elif line.startswith(b"error:"):  # a field of llama.cpp's
+            raise NoAnswerError(read_failure(line[6:].strip()))
         elif not line.strip():  # the event's end
             self._type = b""
         return b""

@@ -9,6 +9,7 @@ from typing import Any
 KEY_VARIABLE = "OPENAI_API_KEY"
 # Raised for invalid JSON, or JSON that is nested too deeply.
 UNREADABLE = (ValueError, RecursionError)
+_UNKNOWN = "the server ended the answer with an error"
 
 
 def read_refusal(status: int, body: bytes, url: str) -> str:
@@ -26,15 +27,34 @@ def read_refusal(status: int, body: bytes, url: str) -> str:
 
 def read_failure(body: bytes) -> str:
     """Return the message of an error, whatever its form."""
-    return _message_in(body) or _shown(body) or "the server ended the answer with an error"
+    return _message_in(body) or _shown(body) or _UNKNOWN
 
 
 def failure_of(event: Mapping[str, Any]) -> str | None:
     """Return the message of an event that ends the answer with an error, in any server's form; None for others."""
-    is_bare = event.get("object") == "error" or ("choices" not in event and isinstance(event.get("message"), str))
-    if not (is_bare or event.get("error")):
+    choices = event.get("choices")
+    if failed := list(filter(_has_failed, choices if isinstance(choices, list) else ())):
+        return _message_of(failed[0]) or _UNKNOWN
+    if not (event.get("error") or event.get("object") == "error" or _is_bare_error(event)):
         return None
     return _message_of(event) or read_failure(json.dumps(event).encode())
+
+
+def failure_in(body: bytes | bytearray) -> str | None:
+    """Return the message of an error that came in place of a stream; None if it is none."""
+    with suppress(*UNREADABLE, AttributeError):
+        return failure_of(json.loads(body))
+    return None
+
+
+def _has_failed(choice: object) -> bool:
+    return isinstance(choice, dict) and choice.get("finish_reason") == "error"
+
+
+def _is_bare_error(event: Mapping[str, Any]) -> bool:
+    """Return whether it is an error without `error` around it. A message alone may be a sign of life."""
+    is_named = bool(event.get("code")) or "error" in str(event.get("type")).lower()
+    return "choices" not in event and bool(event.get("message")) and is_named
 
 
 def _message_in(body: bytes) -> str | None:

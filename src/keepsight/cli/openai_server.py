@@ -15,7 +15,7 @@ from typing import Any
 from keepsight import __version__
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, LineReader
-from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, failure_of, read_refusal
+from keepsight.bench.read_refusal import KEY_VARIABLE, UNREADABLE, failure_in, failure_of, read_refusal
 from keepsight.errors import InvalidArgumentError, NoAnswerError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
@@ -108,10 +108,15 @@ class OpenAIServer:
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event. Only line feeds end lines: texts may hold Unicode's other line separators."""
-    is_whole = False
-    for data in filter(None, map(LineReader().data_of, response)):
-        if data == DONE:
+    lines, is_begun, is_whole = LineReader(), False, False
+    body = bytearray()
+    for line in response:
+        if (data := lines.data_of(line)) == DONE:
             return
+        if not data:
+            body += b"" if is_begun else line
+            continue
+        is_begun = True
         event = _parse(data)
         if (error := failure_of(event)) is not None:
             raise NoAnswerError(error)
@@ -119,7 +124,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
     if not is_whole:
-        raise NoAnswerError("the connection ended before the answer did")
+        raise NoAnswerError(failure_in(body) or "the connection ended before the answer did")
 
 
 def _understand(event: Mapping[str, Any]) -> list[Piece]:

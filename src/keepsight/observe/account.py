@@ -229,7 +229,7 @@ class RequestAccount:
         self._work |= {"transferred": 0, "encoded": 0}
         self.had_tokens = self.had_tokens or self.last_token_at > 0
         self._reports, self.num_tokens, self.last_token_at, self.end_reason = (), 0, 0.0, None
-        self._begun_choices, self._has_second = set(), False
+        self._begun_choices, self._has_second, self._sent = set(), False, {}
 
     # Reading --------------------------------------------------------------------------------------------------
 

@@ -155,6 +155,19 @@ def test_offsets_in_an_echo_leave_out_the_space_that_tokenizers_put_before_every
     assert shown == [*beginning, "ic", "k", " ", " ", "fo", "x"]
 
 
+def test_where_an_echo_s_tokens_are_not_its_text_their_own_length_counts(
+    client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
+    monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
+    monkeypatch.setattr(client.preparer, "expander", PromptExpander(tokenizer, None))
+    engine.token_ids, engine.end = tokenizer.encode("z"), "length"
+    prompt = "e\u0301x  y  z  w"  # which the tokenizer composes to a character less
+    [choice] = complete(client, prompt, logprobs=0, echo=True).json()["choices"]
+    assert choice["text"] == prompt + "z"
+    assert choice["logprobs"]["text_offset"][-1] == len(prompt) - 1
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_offsets_count_characters_even_if_a_token_is_part_of_one(
     client: Client, engine: FakeEngine, stream: bool

@@ -136,14 +136,16 @@ class CompletionAnswer(ChunkedAnswer):
 
 
 def _as_in(text: str, shown: Iterable[str]) -> Iterator[str]:
-    """Yield what tokens show as it stands in their text: a leading space may be the tokenizer's own."""
-    place = 0
+    """Yield what tokens show as it stands in their text: a leading space may be the tokenizer's own.
+
+    From where they are another text than theirs (of a tokenizer that normalizes it) they are taken as they are.
+    """
+    place, is_same = 0, True
     for each in shown:
-        without_space = each.removeprefix(" ")
-        is_own = not text.startswith(each, place) and text.startswith(without_space, place)
-        part = without_space if is_own else each
-        place += len(part)
-        yield part
+        forms = (each, each.removeprefix(" ")) if is_same else ()
+        part = next((form for form in forms if text.startswith(form, place)), None)
+        is_same, place = part is not None, place + len(part or "")
+        yield each if part is None else part
 
 
 def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
