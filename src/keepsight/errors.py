@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 
 class KeepsightError(Exception):
@@ -290,27 +290,21 @@ class NoReplicaError(AnsweredError):
     code = "no_replica"
 
 
+# What became of a server behind the router, as far as a failed connection tells:
+# silent: nothing comes from its machine, which may be lost.
+# gone: nobody listens at its address, so that what it held in memory is gone.
+# closed: it closed a connection without a byte of an answer, as it may one that has not been used for a while.
+# distrusted: its certificate is, which does not change by itself.
+Loss = Literal["failed", "silent", "gone", "closed", "distrusted"]
+
+
 class ReplicaLostError(KeepsightError):
     """The connection to a server behind the router failed. The router asks another one, if it can."""
 
-    def __init__(
-        self,
-        message: str,
-        may_have_begun: bool,
-        *,
-        is_gone: bool = False,
-        was_closed: bool = False,
-        is_distrusted: bool = False,
-    ) -> None:
-        """`may_have_begun`: the server may have been working on the request, and may even have died of it.
-
-        `is_gone`: nobody listens at its address, so that what it held in memory is gone. `was_closed`: the connection
-        was closed without a byte of an answer, as a server may close one that has not been used for a while.
-        `is_distrusted`: its certificate is, which does not change by itself.
-        """
+    def __init__(self, message: str, may_have_begun: bool, how: Loss = "failed") -> None:
+        """`may_have_begun`: the server may have been working on the request, and may even have died of it."""
         super().__init__(message)
-        self.may_have_begun, self.is_gone, self.was_closed = may_have_begun, is_gone, was_closed
-        self.is_distrusted = is_distrusted
+        self.may_have_begun, self.how = may_have_begun, how
 
 
 class OtherProcessError(KeepsightError):

@@ -110,6 +110,11 @@ def test_what_only_looks_like_an_uploads_id_is_none(part: dict[str, Any]) -> Non
     assert chat(part).ids == ()
 
 
+def test_what_looks_like_an_uploads_id_in_a_tool_is_none() -> None:
+    tool = {"name": "look", "input_schema": {"type": "object", "examples": [{"file_id": "media_7"}]}}
+    assert chat({"type": "image", "media_id": "media_8"}, tools=[tool]).ids == ("media_8",)
+
+
 def test_an_upload_is_named_even_if_a_tool_was_called_with_its_id() -> None:
     call = {"type": "tool_use", "id": "a", "name": "look", "input": {"file_id": "media_7", "data": "media://media_7"}}
     assert chat(call, {"type": "image", "media_id": "media_7"}, call).ids == ("media_7",)

@@ -12,7 +12,7 @@ from typing import Any
 import h11
 import pytest
 
-from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.errors import Loss, ReplicaLostError, ServerOverloadedError
 from keepsight.scaleout.replica_connection import ReplicaConnection
 
 # A self-signed certificate.
@@ -264,15 +264,15 @@ def test_of_an_answer_that_cannot_be_passed_on_only_the_status_is_told(loop: str
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
-    async def use(host: str, port: int, is_gone: bool) -> None:
+    async def use(host: str, port: int, how: Loss) -> None:
         with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
             await ReplicaConnection.open(host, port, None)
-        assert (caught.value.is_gone, caught.value.may_have_begun) == (is_gone, False)
+        assert (caught.value.how, caught.value.may_have_begun) == (how, False)
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    run(loop, use("127.0.0.1", port, is_gone=True))
-    run(loop, use("a..b", port, is_gone=False))
+    run(loop, use("127.0.0.1", port, "gone"))
+    run(loop, use("a..b", port, "failed"))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -284,7 +284,25 @@ def test_a_certificate_that_is_not_trusted_is_told_from_other_failures(loop: str
         port = server.sockets[0].getsockname()[1]
         with pytest.raises(ReplicaLostError, match="its certificate is not trusted: self-signed") as caught:
             await ReplicaConnection.open("127.0.0.1", port, ssl.create_default_context())
-        assert caught.value.is_distrusted
+        assert caught.value.how == "distrusted"
+        server.close()
+
+    run(loop, use())
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_certificate_is_of_the_name_whichever_address_it_is_reached_by(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def use() -> None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(CERTIFICATE)
+        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+        port = server.sockets[0].getsockname()[1]
+        _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
+        connection = await ReplicaConnection.open("pictures.test", port, ssl.create_default_context(cafile=CERTIFICATE))
+        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        connection.close()
         server.close()
 
     run(loop, use())
@@ -305,12 +323,17 @@ def test_if_the_first_address_of_a_name_drops_packets_the_next_one_is_tried(
 
     with ExitStack() as sockets:
         port = sockets.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-        sockets.enter_context(full := socket.create_server(("127.0.0.2", port), backlog=0))
-        for _ in range(4):  # the kernel drops what comes to a listener whose queue is full
-            waiting = sockets.enter_context(socket.socket())
-            waiting.setblocking(False)
-            waiting.connect_ex(full.getsockname())
+        _drop_what_comes(sockets, "127.0.0.2", port)
         run(loop, use(port))
+
+
+def _drop_what_comes(sockets: ExitStack, address: str, port: int) -> None:
+    """Listen with a full queue: the kernel drops what comes."""
+    sockets.enter_context(full := socket.create_server((address, port), backlog=0))
+    for _ in range(4):
+        waiting = sockets.enter_context(socket.socket())
+        waiting.setblocking(False)
+        waiting.connect_ex(full.getsockname())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
@@ -321,11 +344,48 @@ def test_a_server_is_gone_if_none_of_its_addresses_takes_connections(
         _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
         with pytest.raises(ReplicaLostError, match="cannot be reached") as caught:
             await ReplicaConnection.open("two.test", port, None)
-        assert caught.value.is_gone
+        assert caught.value.how == "gone"
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     run(loop, use(port))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_server_of_which_an_address_drops_packets_is_not_gone_though_others_refuse(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.CONNECT_SECONDS", 0.5)
+
+    async def use(port: int) -> None:
+        _have_resolved(monkeypatch, "127.0.0.3", "127.0.0.2")
+        with pytest.raises(ReplicaLostError, match="no connection within") as caught:
+            await ReplicaConnection.open("two.test", port, None)
+        assert caught.value.how == "silent"
+
+    with ExitStack() as sockets:
+        with socket.create_server(("127.0.0.3", 0)) as server:
+            port = server.getsockname()[1]
+        _drop_what_comes(sockets, "127.0.0.2", port)
+        run(loop, use(port))
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_a_name_that_is_not_resolved_in_time_says_nothing_of_its_machine(
+    loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.scaleout.replica_connection.CONNECT_SECONDS", 0.01)
+
+    async def use() -> None:
+        async def wait(*_: Any, **__: Any) -> None:
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", wait)
+        with pytest.raises(ReplicaLostError, match=r"no connection within 0\.01 s") as caught:
+            await ReplicaConnection.open("two.test", 1, None)
+        assert caught.value.how == "failed"
+
+    run(loop, use())
 
 
 def _have_resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:
@@ -348,7 +408,7 @@ def test_a_connection_that_is_not_made_in_time_says_so(monkeypatch: pytest.Monke
         async def wait(*_: Any, **__: Any) -> None:
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", wait)
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", wait)
         with pytest.raises(ReplicaLostError, match=r"no connection within 0\.01 s"):
             await ReplicaConnection.open("10.0.0.1", 1, None)
 
@@ -361,7 +421,7 @@ def test_too_many_open_files_are_no_fault_of_the_replica(monkeypatch: pytest.Mon
         async def fail(*_: Any, **__: Any) -> None:
             raise OSError(24, "Too many open files")
 
-        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        monkeypatch.setattr(asyncio.get_running_loop(), "sock_connect", fail)
         with pytest.raises(ServerOverloadedError):
             await ReplicaConnection.open("10.0.0.1", 1, None)
 

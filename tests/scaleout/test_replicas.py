@@ -1,11 +1,12 @@
 """The set of replicas: which are ready, and changing it while requests run."""
 
 import asyncio
+import gc
 from typing import Any
 
 import pytest
 
-from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.errors import InvalidArgumentError, Loss, ReplicaLostError, ServerOverloadedError
 from keepsight.scaleout import replicas as replicas_module
 from keepsight.scaleout.affinity import Affinity
 from keepsight.scaleout.choose_replica import choose_replica
@@ -68,7 +69,7 @@ def test_a_replica_that_nobody_listens_at_holds_nothing_any_more() -> None:
         replicas.note_lost(replica, ReplicaLostError("reset", may_have_begun=True))
         assert not replica.is_ready
         assert choose_replica(about, [replica])[1] == "media"
-        replicas.note_lost(replica, ReplicaLostError("refused", may_have_begun=False, is_gone=True))
+        replicas.note_lost(replica, ReplicaLostError("refused", False, "gone"))
         assert choose_replica(about, [replica])[1] == "load"
         await wait_for_ready(replicas, 1)  # as it says
         await replicas.remove(fake.address)
@@ -195,10 +196,11 @@ def test_requests_to_a_replica_that_hangs_are_given_up_but_for_answers_that_have
 @pytest.mark.parametrize(
     ("error", "max_seconds", "is_given_up"),
     [
-        (ReplicaLostError("no route", may_have_begun=False), 0, True),
-        (ReplicaLostError("no route", may_have_begun=False), 1000, False),
+        (ReplicaLostError("no route", False, "silent"), 0, True),
+        (ReplicaLostError("no route", False, "silent"), 1000, False),
         # It listens no more, as it ends.
-        (ReplicaLostError("refused", may_have_begun=False, is_gone=True), 0, False),
+        (ReplicaLostError("refused", False, "gone"), 0, False),
+        (ReplicaLostError("its name cannot be resolved", False), 0, False),
         (ServerOverloadedError("the router may open no more files"), 0, False),
     ],
 )
@@ -241,6 +243,47 @@ def test_so_are_those_to_a_replica_that_cannot_be_reached_for_as_long(
         await replicas.remove(fake.address)
 
     with fakes(answer_later) as [fake]:
+        asyncio.run(run(fake))
+
+
+def test_only_a_silence_since_the_last_sign_of_life_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, num_checks, is_silent = 0.0, 0, False
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
+    monkeypatch.setattr(replicas_module, "monotonic", lambda: now)
+
+    async def run(fake: FakeReplica) -> None:
+        replicas = Replicas()
+        replica = replicas.add(fake.address)
+        await wait_for_ready(replicas, 1)
+        asking, ask = asyncio.create_task(replica.forward(QUESTION, NOTHING)), replica.ask
+
+        async def check(question: Question) -> Any:
+            nonlocal num_checks
+            num_checks += 1
+            if is_silent:
+                raise ReplicaLostError("no route", False, "silent")
+            return await ask(question)
+
+        async def go_on_to(moment: float, becomes_silent: bool) -> None:
+            nonlocal now, is_silent
+            now, is_silent, before = moment, becomes_silent, num_checks
+            async with asyncio.timeout(30):
+                while num_checks < before + 3:
+                    await asyncio.sleep(0)
+
+        monkeypatch.setattr(replica, "ask", check)
+        await go_on_to(1000, False)
+        await go_on_to(1000, True)
+        await go_on_to(1000 + replicas_module.MAX_CHECK_SECONDS - 1, True)
+        assert not asking.done()
+        await go_on_to(1000 + replicas_module.MAX_CHECK_SECONDS, True)
+        with pytest.raises(ReplicaLostError, match="cannot be reached"):
+            async with asyncio.timeout(30):
+                await asking
+        fake.let_go()
+        await replicas.remove(fake.address)
+
+    with fakes(_answer_once_let_go) as [fake]:
         asyncio.run(run(fake))
 
 
@@ -303,9 +346,9 @@ def test_each_reason_why_a_replica_is_unready_is_logged_once(caplog: pytest.LogC
     assert [each.levelname for each in caplog.records if "it says" in each.message] == [*["INFO"] * 3, "WARNING"]
 
 
-@pytest.mark.parametrize(("is_distrusted", "level"), [(False, "INFO"), (True, "WARNING")])
+@pytest.mark.parametrize(("how", "level"), [("failed", "INFO"), ("distrusted", "WARNING")])
 def test_one_that_never_was_ready_may_be_starting_unless_its_certificate_is_not_trusted(
-    is_distrusted: bool, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    how: Loss, level: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)
     caplog.set_level("INFO")
@@ -319,7 +362,7 @@ def test_one_that_never_was_ready_may_be_starting_unless_its_certificate_is_not_
             if (reason := next(reasons, None)) is None:
                 failed_twice.set()
                 await asyncio.Event().wait()
-            raise ReplicaLostError(str(reason), may_have_begun=False, is_distrusted=is_distrusted)
+            raise ReplicaLostError(str(reason), False, how)
 
         monkeypatch.setattr(replica, "ask", fail)
         await asyncio.wait_for(failed_twice.wait(), 30)
@@ -410,7 +453,11 @@ async def _answer_once_let_go(replica: FakeReplica, asked: Asked, writer: asynci
     writer.write(respond("late"))
 
 
-def test_answers_that_are_needed_no_more_are_not_waited_for_and_their_connections_are_used_again() -> None:
+def test_answers_that_are_needed_no_more_are_not_waited_for_and_their_connections_are_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 1000.0)
+
     async def run(first: FakeReplica, second: FakeReplica) -> None:
         replicas = Replicas()
         quick, _ = replicas.add(first.address), replicas.add(second.address)
@@ -422,12 +469,29 @@ def test_answers_that_are_needed_no_more_are_not_waited_for_and_their_connection
             while replicas._left:
                 await asyncio.sleep(0)
         assert len(await replicas.ask_all(QUESTION, 1000)) == 2
-        assert second.num_connections <= 2  # one of them is being asked whether it is ready
+        assert second.num_connections == 1
         for fake in (first, second):
             await replicas.remove(fake.address)
 
     with fakes(say_who, _answer_once_let_go) as (first, second):
         asyncio.run(run(first, second))
+
+
+def test_a_question_that_no_replica_can_be_asked_fails_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def run(*fakes: FakeReplica) -> None:
+        replicas = Replicas()
+        for fake in fakes:
+            replicas.add(fake.address)
+        await wait_for_ready(replicas, len(fakes))
+        with pytest.raises(InvalidArgumentError):
+            await replicas.ask_all(Question(b"GET", b"/", [(b"host", b"a"), (b"host", b"b")]), 1000)
+        for fake in fakes:
+            await replicas.remove(fake.address)
+        gc.collect()  # when asyncio complains of errors that nobody has seen
+
+    with fakes(say_who, say_who) as both:
+        asyncio.run(run(*both))
+    assert "never retrieved" not in caplog.text
 
 
 def test_nobody_is_asked_any_more_for_one_who_left() -> None:

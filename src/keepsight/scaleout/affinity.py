@@ -3,7 +3,7 @@
 Pure, and never refuses: a body of no known form has no affinity, and the server that gets it says what is wrong. Media
 are found by the names of their fields, wherever in the prompt: text within JSON's strings cannot look like one, as its
 quotes are escaped. One that is found wrongly costs only a worse choice. But a request has to go where the ids are that
-it names: these are read only in fields where a server reads them, and not in the arguments of tools' calls.
+it names: these are read only in fields where a server reads them, and not in tools or the arguments of their calls.
 """
 
 import re
@@ -79,7 +79,7 @@ class _Block(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    content: list[_Block] | str | None = None
+    content: list[_Block | str | None] | str | None = None
 
 
 _decoder = msgspec.json.Decoder(_Prompt)
@@ -110,6 +110,7 @@ def find_affinity(path: str, body: Buffer, caller: bytes = b"") -> Affinity:
         return Affinity()
     beginning, found, uploads = named_media
     if uploads:
+        uploads.subtract(_find_ids(bytes(prompt.tools)))
         uploads.subtract(_find_ids_in_calls(prompt.messages))
     ids = [*+uploads]
     if _ID.fullmatch(continued := bytes(prompt.previous_response_id).strip(b'"')):
@@ -167,6 +168,10 @@ def _find_id(media: re.Match[bytes]) -> Iterator[bytes]:
         yield found[1]
 
 
+def _find_ids(text: Buffer) -> Iterator[bytes]:
+    return chain.from_iterable(map(_find_id, _MEDIA.finditer(text)))
+
+
 def _find_ids_in_calls(messages: Raw) -> Iterator[bytes]:
     """Yield what looks like an upload's id in the arguments of tools' calls, as often as it is there."""
     try:
@@ -175,8 +180,8 @@ def _find_ids_in_calls(messages: Raw) -> Iterator[bytes]:
         return
     for message in decoded:
         for block in message.content if isinstance(message.content, list) else ():
-            if block.type == "tool_use":
-                yield from chain.from_iterable(map(_find_id, _MEDIA.finditer(block.input)))
+            if isinstance(block, _Block) and block.type == "tool_use":
+                yield from _find_ids(block.input)
 
 
 def _read_text(field: Raw) -> str | None:

@@ -36,8 +36,8 @@ class Owners:
         known |= await self._ask_for([name for name in ids if name not in known], headers)
         firsts = _name_one_of_each(known)
         if len(firsts) > 1:
-            # What is remembered is not for a caller whom the servers refuse.
-            firsts = _name_one_of_each(await self._ask_for([*firsts.values()], headers))
+            # What is remembered is not for a caller whom the servers refuse; and a server may have two names here.
+            firsts = _name_one_of_each(await self._ask_for([*firsts.values()], headers, of_all=True))
         if len(firsts) > 1:
             first, *others = firsts.values()
             raise InvalidArgumentError(
@@ -58,27 +58,31 @@ class Owners:
         self._owners.move_to_end(name)
         return known
 
-    async def _ask_for(self, ids: Sequence[str], headers: Headers) -> Mapping[str, Replica]:
-        """Ask all servers who has these; return the owners that are found. The first id shows who may not ask."""
+    async def _ask_for(self, ids: Sequence[str], headers: Headers, of_all: bool = False) -> Mapping[str, Replica]:
+        """Ask all servers who has these; return the owners that are found. The first id shows who may not ask.
+
+        `of_all`: the same one of all those that have an id, not the one that says so first.
+        """
         owners: dict[str, Replica] = {}
         for together in (ids[:1], ids[1:]):
-            answers = await asyncio.gather(*(self._ask(name, headers) for name in together))
+            answers = await asyncio.gather(*(self._ask(name, headers, of_all) for name in together))
             if any({401, 403} & {*statuses.values()} for statuses in answers):
                 return {}
             for name, statuses in zip(together, answers, strict=True):
-                if (owner := next((each for each, status in statuses.items() if status == 200), None)) is not None:
+                holders = (replica for replica in self._replicas.all if statuses.get(replica) == 200)
+                if (owner := next(holders, None)) is not None:
                     owners[name] = owner
                     self._remember(name, owner)
                 elif any(statuses.get(replica) != 404 for replica in self._replicas.all):
                     raise NoReplicaError(OWNER_LOST)
         return owners
 
-    async def _ask(self, name: str, headers: Headers) -> Mapping[Replica, int | None]:
-        """Return the status of each server's answer, None if it failed; once one has it, of those known by then."""
+    async def _ask(self, name: str, headers: Headers, of_all: bool) -> Mapping[Replica, int | None]:
+        """Return the status of each server's answer, None if it failed; unless `of_all`, of those before one has it."""
         folder = b"responses" if name.startswith("resp_") else b"files"
         own = [(key, value) for key, value in headers if key in _OF_CALLER]
         question = Question(b"HEAD", b"/v1/%s/%s" % (folder, name.encode()), own)
-        answers = await self._replicas.ask_all(question, MAX_SECONDS, lambda answer: answer.status == 200)
+        answers = await self._replicas.ask_all(question, MAX_SECONDS, lambda each: each.status == 200 and not of_all)
         return {replica: None if answer is None else answer.status for replica, answer in answers.items()}
 
     def _remember(self, name: str, owner: Replica) -> None:

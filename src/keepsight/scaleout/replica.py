@@ -149,7 +149,7 @@ class Replica(ReplicaView):
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
-            raise ReplicaLostError("it was given up, as it hangs or cannot be reached", may_have_begun=True) from None
+            raise ReplicaLostError("it was given up, as it hangs or cannot be reached", True, "silent") from None
 
     def give_up(self) -> None:
         """Have all questions fail whose answers have not begun: the server hangs, or cannot be reached."""
@@ -178,7 +178,7 @@ class Replica(ReplicaView):
             try:
                 return await self._ask_over(used, head, question)
             except ReplicaLostError as lost:
-                if not lost.was_closed:
+                if lost.how != "closed":
                     raise
                 was_closed = True
         try:

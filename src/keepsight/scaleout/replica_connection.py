@@ -10,16 +10,17 @@ import re
 import select
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import ExitStack
+from typing import Any
 
 import h11
 
-from keepsight.errors import ReplicaLostError, ServerOverloadedError
+from keepsight.errors import Loss, ReplicaLostError, ServerOverloadedError
 
 CONNECT_SECONDS = 5.0
-# A server that takes nothing in for so long is lost; mostly the kernel says so earlier (`_NOTICE_LOSS`). An answer may
-# take any time.
-WRITE_SECONDS = 60.0
+# A server that takes nothing in for so long is lost. An answer may take any time.
+WRITE_SECONDS = 25.0
 # Less than servers keep an idle connection (`http_server.IDLE_SECONDS`).
 KEEP_SECONDS = 60.0
 READ_BYTES = 2**16
@@ -31,12 +32,18 @@ _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # A machine that vanished is noticed after 25 seconds: a connection that waits for an answer would wait for ever. While
 # something that was sent is not acknowledged, the kernel sends no keepalives, but repeats it for many minutes.
 _NOTICE_LOSS = (
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 25_000),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_SECONDS * 1000)),
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
+
+
+# What the kernel says of a machine from which nothing comes.
+_OF_LOST_MACHINES = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+# As `getaddrinfo` returns them.
+_Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
 
 class _Reader(asyncio.StreamReader):
@@ -75,23 +82,26 @@ class ReplicaConnection:
     @classmethod
     async def open(cls, host: str, port: int, tls: ssl.SSLContext | None) -> "ReplicaConnection":
         """Raises ReplicaLostError; ServerOverloadedError if this process may open no more files."""
+        found: Sequence[_Address] = ()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                connection = cls(*await _connect(host, port, tls))
+                found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                connection = cls(*await _begin_talking(await _connect(found), host, tls))
             if connection._socket is None:
                 raise ConnectionResetError("it closes connections at once")
             for option in _NOTICE_LOSS:
                 connection._socket.setsockopt(*option)
         except TimeoutError:
-            raise ReplicaLostError(f"no connection within {CONNECT_SECONDS:g} s", may_have_begun=False) from None
+            how: Loss = "silent" if found else "failed"  # that a name is not resolved says nothing of the machine
+            raise ReplicaLostError(f"no connection within {CONNECT_SECONDS:g} s", False, how) from None
         except ssl.SSLCertVerificationError as error:
             message = f"its certificate is not trusted: {error.verify_message}"
-            raise ReplicaLostError(message, may_have_begun=False, is_distrusted=True) from error
+            raise ReplicaLostError(message, False, "distrusted") from error
         except (OSError, UnicodeError) as error:  # the latter of names that no host can have
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise ServerOverloadedError("the router may open no more files") from error
-            message, is_gone = f"it cannot be reached: {_describe(error)}", isinstance(error, ConnectionRefusedError)
-            raise ReplicaLostError(message, may_have_begun=False, is_gone=is_gone) from error
+            how = "gone" if isinstance(error, ConnectionRefusedError) else _how_lost(error)
+            raise ReplicaLostError(f"it cannot be reached: {_describe(error)}", False, how) from error
         return connection
 
     @property
@@ -160,36 +170,42 @@ class ReplicaConnection:
         except (h11.RemoteProtocolError, OSError) as error:
             was_closed = isinstance(error, ConnectionError) and not self._reader.has_come
             message = f"the connection failed: {_describe(error)}"
-            raise ReplicaLostError(message, may_have_begun=True, was_closed=was_closed) from error
+            raise ReplicaLostError(message, True, "closed" if was_closed else _how_lost(error)) from error
         return event  # type: ignore[return-value]  # NEED_DATA is none of them
 
 
-async def _connect(host: str, port: int, tls: ssl.SSLContext | None) -> tuple[_Reader, asyncio.StreamWriter]:
-    """Connect to one of a host's addresses. Each has a part of the time: one may drop whatever is sent to it."""
-    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(each[4][0]) for each in found))
-    if len(addresses) == 1:
-        return await _connect_to(host, host, port, tls)  # as it was named: it may have a zone
-    failures = list[OSError]()
-    for address in addresses:
-        try:
-            async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
-                return await _connect_to(address, host, port, tls)
-        except OSError as error:
-            failures.append(error)
+async def _connect(addresses: Sequence[_Address]) -> socket.socket:
+    """Connect to the first of a host's addresses that can be. Each has a part of the time: one may drop packets."""
+    loop, failures = asyncio.get_running_loop(), list[OSError]()
+    for family, kind, protocol, _, address in addresses:
+        with ExitStack() as unless_connected:
+            connection = unless_connected.enter_context(socket.socket(family, kind, protocol))
+            connection.setblocking(False)
+            try:
+                async with asyncio.timeout(CONNECT_SECONDS / len(addresses)):
+                    await loop.sock_connect(connection, address)
+            except OSError as error:
+                failures.append(error)
+            else:
+                unless_connected.pop_all()
+                return connection
     # Nobody listens only if all refuse.
     raise min(failures, key=lambda error: isinstance(error, ConnectionRefusedError))
 
 
-async def _connect_to(
-    address: str, host: str, port: int, tls: ssl.SSLContext | None
+async def _begin_talking(
+    connection: socket.socket, host: str, tls: ssl.SSLContext | None
 ) -> tuple[_Reader, asyncio.StreamWriter]:
     loop = asyncio.get_running_loop()
     reader = _Reader(loop=loop)
     protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
     name = None if tls is None else host
-    transport, _ = await loop.create_connection(lambda: protocol, address, port, ssl=tls, server_hostname=name)
+    transport, _ = await loop.create_connection(lambda: protocol, sock=connection, ssl=tls, server_hostname=name)
     return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
+def _how_lost(error: Exception) -> Loss:
+    return "silent" if isinstance(error, OSError) and error.errno in _OF_LOST_MACHINES else "failed"
 
 
 def _can_be_passed_on(response: h11.Response) -> bool:

@@ -6,6 +6,7 @@ A server whose connections fail is unready from then on, until it says that it i
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from time import monotonic
 
 import msgspec
 
@@ -56,7 +57,7 @@ class Replicas:
 
     def note_lost(self, replica: Replica, lost: ReplicaLostError) -> None:
         """Give a server no requests until it says that it is ready."""
-        if lost.is_gone:
+        if lost.how == "gone":
             replica.forget()
         if replica.is_ready:
             self._set_state(replica, False, str(lost))
@@ -81,7 +82,7 @@ class Replicas:
                 each.cancel()
             raise
         finally:
-            for each in waiting:
+            for each in asked:
                 self._left.add(each)
                 each.add_done_callback(self._note_left)
         return answers
@@ -104,18 +105,20 @@ class Replicas:
     async def _watch(self, replica: Replica) -> None:
         host = replica.address.partition("://")[2].encode()
         question = Question(b"GET", b"/ready", [(b"host", host), (b"accept", b"*/*")])
-        loop = asyncio.get_running_loop()
-        alive_at = loop.time()
+        alive_at = monotonic()
         while True:
             if await self._check(replica, question):
-                alive_at = loop.time()
-            elif loop.time() - alive_at >= MAX_CHECK_SECONDS:
+                alive_at = monotonic()
+            elif monotonic() - alive_at >= MAX_CHECK_SECONDS:
                 replica.give_up()
             replica.close_unusable()
             await asyncio.sleep(SECONDS_BETWEEN_CHECKS)
 
     async def _check(self, replica: Replica, question: Question) -> bool:
-        """Ask a server whether it is ready. Return False if its machine may be lost, or it hangs."""
+        """Ask a server whether it is ready. Return False if it hangs, or its machine may be lost.
+
+        Any other failure says nothing of what it is answering: it may even refuse connections as it finishes that.
+        """
         try:
             async with asyncio.timeout(MAX_CHECK_SECONDS):
                 answer = await (await replica.ask(question)).hold()
@@ -125,9 +128,8 @@ class Replicas:
             return False
         except ReplicaLostError as lost:
             self.note_lost(replica, lost)
-            self._set_state(replica, False, str(lost), needs_care=lost.is_distrusted)
-            # Its machine refuses connections, perhaps as it finishes its answers.
-            return lost.is_gone
+            self._set_state(replica, False, str(lost), needs_care=lost.how == "distrusted")
+            return lost.how != "silent"
         except ServerOverloadedError:
             pass  # of the router itself, which says nothing of the server
         except Exception:  # nobody else would ask again
