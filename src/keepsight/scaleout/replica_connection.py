@@ -38,8 +38,6 @@ _NOTICE_LOSS = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-
-
 # What the kernel says of a machine from which nothing comes.
 _OF_LOST_MACHINES = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 # As `getaddrinfo` returns them.
