@@ -295,6 +295,7 @@ class NoReplicaError(AnsweredError):
 # gone: nobody listens at its address, so that what it held in memory is gone.
 # closed: it closed a connection without a byte of an answer, as it may one that has not been used for a while.
 # distrusted: its certificate is, which does not change by itself.
+# failed: anything else.
 Loss = Literal["failed", "silent", "gone", "closed", "distrusted"]
 
 

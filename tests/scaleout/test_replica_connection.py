@@ -4,8 +4,8 @@ import asyncio
 import socket
 import ssl
 import struct
-from collections.abc import Coroutine
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -278,14 +278,10 @@ def test_only_where_nobody_listens_the_server_is_gone(loop: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_certificate_that_is_not_trusted_is_told_from_other_failures(loop: str) -> None:
     async def use() -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(CERTIFICATE)
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        with pytest.raises(ReplicaLostError, match="its certificate is not trusted: self-signed") as caught:
-            await ReplicaConnection.open("127.0.0.1", port, ssl.create_default_context())
-        assert caught.value.how == "distrusted"
-        server.close()
+        async with _serving_tls() as port:
+            with pytest.raises(ReplicaLostError, match="its certificate is not trusted: self-signed") as caught:
+                await ReplicaConnection.open("127.0.0.1", port, ssl.create_default_context())
+            assert caught.value.how == "distrusted"
 
     run(loop, use())
 
@@ -295,15 +291,13 @@ def test_a_certificate_is_of_the_name_whichever_address_it_is_reached_by(
     loop: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def use() -> None:
-        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.load_cert_chain(CERTIFICATE)
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
-        port = server.sockets[0].getsockname()[1]
-        _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
-        connection = await ReplicaConnection.open("pictures.test", port, ssl.create_default_context(cafile=CERTIFICATE))
-        assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        connection.close()
-        server.close()
+        async with _serving_tls() as port:
+            _have_resolved(monkeypatch, "127.0.0.2", "127.0.0.1")
+            connection = await ReplicaConnection.open(
+                "pictures.test", port, ssl.create_default_context(cafile=CERTIFICATE)
+            )
+            assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+            connection.close()
 
     run(loop, use())
 
@@ -386,6 +380,16 @@ def test_a_name_that_is_not_resolved_in_time_says_nothing_of_its_machine(
         assert caught.value.how == "failed"
 
     run(loop, use())
+
+
+@asynccontextmanager
+async def _serving_tls() -> AsyncIterator[int]:
+    """Listen with the certificate; yield the port."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATE)
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
 
 
 def _have_resolved(monkeypatch: pytest.MonkeyPatch, *addresses: str) -> list[str]:

@@ -37,7 +37,7 @@ def failure_of(event: Mapping[str, Any]) -> str | None:
         return _message_of(failed[0]) or _UNKNOWN
     if not (event.get("error") or event.get("object") == "error" or _is_bare_error(event)):
         return None
-    return _message_of(event) or read_failure(json.dumps(event).encode())
+    return _message_of(event) or _shown(json.dumps(event).encode())
 
 
 def failure_in(body: bytes | bytearray) -> str | None:

@@ -108,15 +108,13 @@ class OpenAIServer:
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
     """Yield the JSON of each event. Only line feeds end lines: texts may hold Unicode's other line separators."""
-    lines, is_begun, is_whole = LineReader(), False, False
-    body = bytearray()
+    lines, others, is_whole = LineReader(), bytearray(), False
     for line in response:
         if (data := lines.data_of(line)) == DONE:
             return
         if not data:
-            body += b"" if is_begun else line
+            others += line
             continue
-        is_begun = True
         event = _parse(data)
         if (error := failure_of(event)) is not None:
             raise NoAnswerError(error)
@@ -124,7 +122,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
     if not is_whole:
-        raise NoAnswerError(failure_in(body) or "the connection ended before the answer did")
+        raise NoAnswerError(failure_in(others) or "the connection ended before the answer did")
 
 
 def _understand(event: Mapping[str, Any]) -> list[Piece]:

@@ -151,7 +151,7 @@ class MediaPool:
         self.free_cleared()
 
     def free_cleared(self) -> None:
-        """Free the pixels that another frontend has cleared: nothing finds them any more."""
+        """Free the pixels that another frontend has cleared, as any look at the cache does; nothing finds them."""
         with self._lock:
             self._note_size()
 

@@ -84,6 +84,7 @@ class LeavingOut(logging.Handler):
         return os.write(self._descriptor, data[: self._max_waiting_bytes])
 
     def _wait_for_room(self) -> bool:
+        """Return whether there is room before the patience ends."""
         began = monotonic()
         renewed = (began - self._waited_until) * PATIENCE_SECONDS / RENEWAL_SECONDS
         patience = min(self._patience_seconds + renewed, PATIENCE_SECONDS)
