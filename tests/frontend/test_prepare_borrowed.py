@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from keepsight.borrowed import BorrowedProcessor
 from keepsight.config import Config
 from keepsight.errors import (
     CheckpointConfigError,
@@ -28,10 +27,10 @@ from keepsight.errors import (
     UnsupportedPictureError,
 )
 from keepsight.frontend.pixels import make_pixels
-from keepsight.frontend.pixels.readers import Readers, lay_out_borrowed
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, Look
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import read_messages
-from keepsight.media import Geometry, PictureLayout
+from keepsight.media import Geometry
 from keepsight.pixels import carried_arrays
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url
@@ -165,16 +164,17 @@ class CountedLayouts:
     def __init__(self) -> None:
         self.asked: list[Geometry] = []
 
-    def __call__(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
-        self.asked.append(geometry)
-        return lay_out_borrowed(processor, geometry, field)
+    def __call__(self, look: Look) -> object:
+        assert isinstance(look, BorrowedLook)
+        self.asked.append(look.geometry)
+        return look.run()
 
 
 def test_a_size_is_laid_out_once_and_known_pictures_use_that_layout(
     llava: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layouts = CountedLayouts()
-    preparer = RequestPreparer.from_config(Config(model=llava), readers=Readers(borrowed=layouts))
+    preparer = RequestPreparer.from_config(Config(model=llava), run_look=layouts)
     asked_at_first = len(layouts.asked)
     monkeypatch.setattr(make_pixels, "decode_picture", None)
     conversation = read_messages(ask(by_url(noise(60, 41)), by_url(noise(60, 41, seed=1)), "What?"))
@@ -285,7 +285,7 @@ def test_a_picture_that_the_processor_rejects_is_refused_by_its_path(tmp_path: P
 
 def test_pictures_that_do_not_fit_are_refused_without_laying_out_the_rest(llava: Path) -> None:
     layouts = CountedLayouts()
-    preparer = RequestPreparer.from_config(Config(model=llava, max_model_len=40), readers=Readers(borrowed=layouts))
+    preparer = RequestPreparer.from_config(Config(model=llava, max_model_len=40), run_look=layouts)
     asked_at_first = len(layouts.asked)
     with pytest.raises(PromptTooLongError, match="has 48 tokens of 3 pictures alone"):
         preparer.prepare_chat(ask(*(by_url(noise(60, height)) for height in range(50, 60))), PARAMS)

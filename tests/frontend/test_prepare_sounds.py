@@ -22,9 +22,8 @@ from keepsight.errors import (
     UnsupportedFieldError,
     UnsupportedPictureError,
 )
-from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.intake.sound_samples import Samples, SoundSource
-from keepsight.frontend.pixels.readers import Readers
+from keepsight.frontend.pixels.make_pixels import Look
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, Kind
@@ -52,11 +51,11 @@ def looked_at() -> list[SoundSource]:
 
 @pytest.fixture
 def preparer(checkpoint: Path, looked_at: list[SoundSource]) -> Iterator[RequestPreparer]:
-    def look(source: SoundSource, field: str, sampling_rate: int) -> Geometry:
-        looked_at.append(source)
-        return read_sound(source, field, sampling_rate)
+    def run(look: Look) -> object:
+        looked_at.append(look.source)
+        return look.run()
 
-    made = RequestPreparer.from_config(Config(model=str(checkpoint)), readers=Readers(sound=look))
+    made = RequestPreparer.from_config(Config(model=str(checkpoint)), run_look=run)
     yield made
     made.close()
 

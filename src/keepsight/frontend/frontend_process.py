@@ -29,7 +29,6 @@ from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
-from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.control import (
     Drain,
@@ -67,8 +66,7 @@ class FrontendProcess:
         note_crash = partial(counters.add, RESTARTED["media_worker"])
         self._workers = workers = MediaWorkers(num_workers, note_crash, partial(check_program_is, start.program))
         common = CommonGeometries.open(self._run_directory)
-        readers = Readers(workers.read_film, workers.read_sound, workers.read_document, workers.lay_out_borrowed)
-        self._preparer = RequestPreparer.from_config(config, common, readers)
+        self._preparer = RequestPreparer.from_config(config, common, workers.look)
         check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._preparer.request_prefix = f"{start.frontend_id}-"
         self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))

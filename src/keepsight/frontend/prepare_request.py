@@ -29,7 +29,7 @@ from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.intake.check_kinds import check_kinds, looks_like_a_document, refuse_all, why_no_embeds
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
-from keepsight.frontend.pixels.readers import Readers
+from keepsight.frontend.pixels.make_pixels import RunLook, look_here
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
@@ -118,16 +118,16 @@ class RequestPreparer:
 
     @classmethod
     def from_config(
-        cls, config: Config, common: CommonGeometries | None = None, readers: Readers | None = None
+        cls, config: Config, common: CommonGeometries | None = None, run_look: RunLook = look_here
     ) -> "RequestPreparer":
-        """`common`: geometries shared by a server's frontends. `readers`: None: media are read in this process."""
+        """`common`: geometries shared by a server's frontends. `run_look`: looks at media that take a decoder."""
         directory = config.directory
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
-        impl, readers = config.model_impl, readers or Readers()
+        impl = config.model_impl
         processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs, impl)
         of_borrowed = None if processor is None else processor.borrowed
-        layouts = None if of_borrowed is None else BorrowedLayouts(of_borrowed, readers.borrowed)
+        layouts = None if of_borrowed is None else BorrowedLayouts(of_borrowed, run_look)
         media_format = MediaPromptFormat.from_checkpoint(
             directory, tokenizer, layouts.of if layouts else None, is_borrowed=is_borrowed(directory, impl)
         )
@@ -145,7 +145,7 @@ class RequestPreparer:
             max_pixels=config.max_image_pixels,
             embeds_shape=(0 if media_format is None else media_format.tokens_per_image, limits.hidden_size),
             common=common,
-            readers=readers,
+            run_look=run_look,
             layouts=layouts,
         )
         intake = MediaIntake(config, why_no_embeds(processor))

@@ -6,6 +6,7 @@ from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor
 from keepsight.errors import PictureTooLargeError, UnsupportedPictureError
 from keepsight.frontend.identity import borrowed_layouts
 from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, Look
 from keepsight.media import Geometry, PictureLayout
 from keepsight.requests import MAX_PIXEL_BYTES
 
@@ -19,11 +20,13 @@ class Processor:
         self.asked: list[Geometry] = []
         self.num_bytes = num_bytes
 
-    def __call__(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
-        assert processor == PROCESSOR
+    def __call__(self, look: Look) -> PictureLayout:
+        assert isinstance(look, BorrowedLook)
+        assert look.processor == PROCESSOR
+        geometry = look.geometry
         self.asked.append(geometry)
         if geometry.height == 13:
-            raise UnsupportedPictureError(field, "13 is no height")
+            raise UnsupportedPictureError(look.field, "13 is no height")
         return PictureLayout(geometry.width, token_ids=(7,) * geometry.width, num_bytes=self.num_bytes)
 
 

@@ -10,6 +10,7 @@ from keepsight.frontend.identity import identify_document
 from keepsight.frontend.identity.hash_media import hash_content
 from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.intake.read_document import Document, PageSource, ShownPage
+from keepsight.frontend.pixels.make_pixels import Look
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import DocumentPart, read_messages
 from keepsight.media import Geometry
@@ -23,10 +24,10 @@ class Reader:
     def __init__(self) -> None:
         self.num_read = 0
 
-    def __call__(self, data: bytes, field: str) -> Document:
+    def __call__(self, look: Look) -> Document:
         self.num_read += 1
-        if data == b"damaged":
-            raise UnreadablePictureError(field, "is damaged")
+        if look.source == b"damaged":
+            raise UnreadablePictureError(look.field, "is damaged")
         return PAGES
 
 

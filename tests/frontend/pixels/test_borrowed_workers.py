@@ -39,7 +39,7 @@ def test_a_worker_lays_out_and_makes_what_would_be_made_here(
     workers: MediaWorkers, processor: BorrowedProcessor
 ) -> None:
     for seed, size in enumerate([(401, 311), (40, 300)]):
-        layout = workers.lay_out_borrowed(processor, Geometry(*size), FIELD)
+        layout = workers.look(BorrowedLook(processor, Geometry(*size), FIELD))
         assert layout == BorrowedLook(processor, Geometry(*size), FIELD).run()
         content = encode(random_picture("RGB", size, seed), "PNG")
         job = BorrowedJob(content, FIELD, {"hash": None}, processor, layout)
@@ -49,7 +49,7 @@ def test_a_worker_lays_out_and_makes_what_would_be_made_here(
 def test_a_worker_tells_in_how_many_columns_a_picture_s_tokens_are(workers: MediaWorkers, tmp_path: Path) -> None:
     write_borrowed_checkpoint(tmp_path, QWEN2_VL)
     processor, size = BorrowedProcessor.from_checkpoint(tmp_path), Geometry(200, 100)
-    layout = workers.lay_out_borrowed(processor, size, FIELD)
+    layout = workers.look(BorrowedLook(processor, size, FIELD))
     assert layout == BorrowedLook(processor, size, FIELD).run()
     assert 1 < layout.columns < layout.num_tokens
 
@@ -58,7 +58,7 @@ def test_the_template_that_has_loaded_a_processor_has_one_thread(
     workers: MediaWorkers, processor: BorrowedProcessor
 ) -> None:
     """A process with several threads cannot be forked safely."""
-    workers.lay_out_borrowed(processor, Geometry(50, 50), FIELD)
+    workers.look(BorrowedLook(processor, Geometry(50, 50), FIELD))
     workers.wait_until_started()
     template = workers.pids()[0]
     assert len([*Path(f"/proc/{template}/task").iterdir()]) == 1
@@ -75,7 +75,7 @@ def test_where_transformers_cannot_be_imported_workers_still_come_and_say_why(
         closing(MediaWorkers(1)) as workers,
         pytest.raises(RuntimeError, match="ImportError: of a version that is too"),
     ):
-        workers.lay_out_borrowed(processor, Geometry(50, 50), FIELD)
+        workers.look(BorrowedLook(processor, Geometry(50, 50), FIELD))
 
 
 def test_a_checkpoint_that_cannot_be_used_is_told_as_such(workers: MediaWorkers, tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_a_checkpoint_that_cannot_be_used_is_told_as_such(workers: MediaWorkers,
     write_borrowed_checkpoint(broken, LLAVA_NEXT, processor_config={"processor_class": "NobodysProcessor"})
     write_borrowed_checkpoint(unknown, LLAVA_NEXT, config={"architectures": ["NobodysForConditionalGeneration"]})
     with pytest.raises(CheckpointConfigError, match=r"broken: its own processor cannot be used: .*NobodysProc"):
-        workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(broken), Geometry(50, 50), FIELD)
+        workers.look(BorrowedLook(BorrowedProcessor.from_checkpoint(broken), Geometry(50, 50), FIELD))
     with pytest.raises(UnknownArchitectureError, match=r"unknown: architectures: .*Nobodys.*; known are Gemma3"):
-        workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(unknown), Geometry(50, 50), FIELD)
+        workers.look(BorrowedLook(BorrowedProcessor.from_checkpoint(unknown), Geometry(50, 50), FIELD))
 
 
 SERVES = """
@@ -93,13 +93,11 @@ import sys
 from contextlib import closing
 from keepsight.config import Config
 from keepsight.frontend.pixels.media_workers import MediaWorkers
-from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_url, draw
 with closing(MediaWorkers(1)) as workers:
-    readers = Readers(borrowed=workers.lay_out_borrowed)
-    preparer = RequestPreparer.from_config(Config(model=sys.argv[1]), readers=readers)
+    preparer = RequestPreparer.from_config(Config(model=sys.argv[1]), run_look=workers.look)
     prepared = preparer.prepare_chat(ask(by_url(draw(0).picture), "What?"), SamplingParams())
     prepared.pixels_of(prepared.makeable_media, workers.make)
 print({"torch", "transformers"} & set(sys.modules))

@@ -32,7 +32,7 @@ from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_worker, media_workers
-from keepsight.frontend.pixels.make_pixels import FilmJob, FilmLook, Made, PictureJob, SoundJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import DocumentLook, FilmJob, FilmLook, Made, PictureJob, SoundJob, SoundLook
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -222,7 +222,7 @@ def test_sources_other_than_files_are_made_in_process(start: Start) -> None:
 @pytest.mark.parametrize(("format_", "codec"), KINDS)
 def test_films_are_looked_at_and_made_as_without_them(workers: MediaWorkers, format_: str, codec: str) -> None:
     data = film(format_, codec)
-    assert workers.read_film(data, FIELD) == read_film(data, FIELD)
+    assert workers.look(FilmLook(data, FIELD)) == read_film(data, FIELD)
     moments = {"first": Moment(0, 7), "last": Moment(13, 19)}
     job = FilmJob(data, FIELD, moments, ImageProcessorConfig(height=32, width=40))
     assert_equal(workers.make(job), job.run())
@@ -230,15 +230,15 @@ def test_films_are_looked_at_and_made_as_without_them(workers: MediaWorkers, for
 
 def test_a_film_is_refused_in_the_same_words_and_one_in_memory_is_read_here(workers: MediaWorkers) -> None:
     for data in (b"no film", film()[:500]):
-        assert error_of(lambda: workers.read_film(data, FIELD)) == error_of(lambda: read_film(data, FIELD))  # noqa: B023
+        assert error_of(lambda: workers.look(FilmLook(data, FIELD))) == error_of(lambda: read_film(data, FIELD))  # noqa: B023
     with pytest.raises(PictureTooLargeError, match="at most 99 are allowed"):
-        workers.read_film(film(), FIELD, 99)
-    assert workers.read_film(drawn_frames(), FIELD) == read_film(drawn_frames(), FIELD)
+        workers.look(FilmLook(film(), FIELD, 99))
+    assert workers.look(FilmLook(drawn_frames(), FIELD)) == read_film(drawn_frames(), FIELD)
 
 
 def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
     with ThreadPoolExecutor(1) as threads:
-        looking = threads.submit(error_of, lambda: misbehaving.read_film(STOP, FIELD))
+        looking = threads.submit(error_of, lambda: misbehaving.look(FilmLook(STOP, FIELD)))
         # Wait until it has stopped, or the SIGCONT would come too early.
         wait_until(lambda: any(map(is_stopped, misbehaving.pids())))
         assert_works(misbehaving)
@@ -250,23 +250,23 @@ def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
 
 def test_what_a_worker_says_of_a_film_is_not_believed(misbehaving: MediaWorkers) -> None:
     with pytest.raises(PictureTooLargeError, match="at most 64000000 are allowed"):
-        misbehaving.read_film(IMPOSE, FIELD)
+        misbehaving.look(FilmLook(IMPOSE, FIELD))
 
 
 def test_sounds_are_looked_at_and_made_as_without_them(workers: MediaWorkers) -> None:
     for data in (sound("flac", "flac"), sound("mp3", "libmp3lame", rate=44_100), wav(rate=48_000)):
-        geometry = workers.read_sound(data, FIELD, RATE)
+        geometry = workers.look(SoundLook(data, FIELD, RATE))
         assert geometry == read_sound(data, FIELD, RATE)
         job = SoundJob(data, FIELD, {"": None}, RATE, geometry.num_samples)
         assert_equal(workers.make(job), job.run())
     for broken in (b"no sound", sound("flac", "flac")[:60]):
         here = error_of(lambda: read_sound(broken, FIELD, RATE))  # noqa: B023
-        assert error_of(lambda: workers.read_sound(broken, FIELD, RATE)) == here  # noqa: B023
+        assert error_of(lambda: workers.look(SoundLook(broken, FIELD, RATE))) == here  # noqa: B023
 
 
 def test_the_length_of_a_wav_is_read_here_and_starts_no_process(start: Start) -> None:
     workers = start(1)
-    assert workers.read_sound(wav(), FIELD, RATE).num_samples == 8_000
+    assert workers.look(SoundLook(wav(), FIELD, RATE)).num_samples == 8_000
     assert workers.pids() == []
 
 
@@ -275,21 +275,21 @@ def test_the_length_of_a_wav_is_read_here_and_starts_no_process(start: Start) ->
 
 def test_documents_are_looked_at_and_their_pages_drawn_as_without_them(workers: MediaWorkers) -> None:
     pdf = write_pdf(Page(["A report"]), Page(["of two pages"], more="/Rotate 90"))
-    assert workers.read_document(pdf, FIELD) == read_document(pdf, FIELD)
+    assert workers.look(DocumentLook(pdf, FIELD)) == read_document(pdf, FIELD)
     job = PictureJob(pdf, FIELD, {"": None}, ImageProcessorConfig(height=64, width=48), page=1)
     assert_equal(workers.make(job), job.run())
     for broken in (b"no document", pdf[:200]):
         here = error_of(lambda: read_document(broken, FIELD))  # noqa: B023
-        assert error_of(lambda: workers.read_document(broken, FIELD)) == here  # noqa: B023
+        assert error_of(lambda: workers.look(DocumentLook(broken, FIELD))) == here  # noqa: B023
 
 
 def test_what_a_page_of_millions_of_letters_took_is_given_back(start: Start) -> None:
     pdf = write_pdf(Page(more="/Contents 6 0 R"), more=[stream(f"BT /F1 1 Tf ({'a' * 32}) Tj ET\n" * 150_000)])
     workers = start(1)
-    workers.read_document(write_pdf(Page()), FIELD)
+    workers.look(DocumentLook(write_pdf(Page()), FIELD))
     [_, worker] = workers.pids()
     before = resident_bytes(worker)
-    workers.read_document(pdf, FIELD)
+    workers.look(DocumentLook(pdf, FIELD))
     wait_until(lambda: resident_bytes(worker) <= before + media_worker.MAX_BYTES_BETWEEN_JOBS)
     assert workers.pids()[1:] == [worker]
 
@@ -321,8 +321,8 @@ def test_nothing_is_kept_from_being_looked_at_by_films_and_pictures_that_are_bei
             wait_until(lambda: len(workers.pids()) == 1 + len(long))
             wait_until(lambda: all(map(is_stopped, workers.pids()[1:])))
             looks: list[Future[object]] = [
-                threads.submit(lambda: workers.read_film(film(), FIELD).timeline),
-                threads.submit(lambda: workers.read_document(write_pdf(Page()), FIELD)),
+                threads.submit(lambda: workers.look(FilmLook(film(), FIELD)).timeline),
+                threads.submit(lambda: workers.look(DocumentLook(write_pdf(Page()), FIELD))),
             ]
             assert all(look.result(SOON) for look in looks)
         finally:

@@ -199,7 +199,7 @@ def test_a_document_that_cannot_be_is_not_believed() -> None:
     imagined = answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, (ShownPage(Geometry(0, 9), ""),)))
     assert isinstance(imagined, UnreadablePictureError)
     assert imagined.field == FIELD
-    with pytest.raises(ConnectionError):
+    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
         answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, Geometry(640, 480)))
 
 
@@ -218,17 +218,16 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
         replace(LAYOUT, columns=-3),
         replace(LAYOUT, num_bytes=0),
         replace(LAYOUT, num_bytes=-1),
+        replace(LAYOUT, num_crops=5),
+        replace(LAYOUT, times=(1.0, 2.0)),
+        replace(LAYOUT, places=(1,)),
+        replace(LAYOUT, kind="audio"),
         Geometry(640, 480),
     ],
 )
 def test_a_layout_that_cannot_be_is_not_believed(claimed: PictureLayout | Geometry) -> None:
-    with pytest.raises(ConnectionError):
+    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
         answer_to(BORROWED_LOOK, lambda connection: send_result(connection, claimed))
-
-
-def test_no_more_is_believed_of_a_layout_than_its_tokens_their_rows_and_bytes() -> None:
-    claimed = replace(LAYOUT, num_crops=5, times=(1.0, 2.0), places=(1,), kind="audio")
-    assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, claimed)) == LAYOUT
 
 
 def test_a_checkpoint_s_fault_arrives_as_one() -> None:
@@ -264,7 +263,7 @@ def test_what_no_film_may_be_is_not_believed(claimed: Geometry) -> None:
     assert received.field == FIELD
 
 
-@pytest.mark.parametrize("claimed", [{}, {"geometry": {"width": 64, "height": 48}}, {"geometry": {"width": "64"}}])
+@pytest.mark.parametrize("claimed", [{}, {"found": {"width": 64, "height": 48}}, {"found": {"width": "64"}}])
 def test_half_a_word_of_a_film_is_none(claimed: object) -> None:
     with pytest.raises((ConnectionError, msgspec.MsgspecError)):
         answer_to(LOOK, lambda connection: connection.sendall(framed(claimed)))

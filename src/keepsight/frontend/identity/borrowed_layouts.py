@@ -3,10 +3,12 @@
 Knows sizes, not pictures. Invariant: a caller whose size is known never waits for another.
 """
 
+from functools import partial
+
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import PictureTooLargeError
 from keepsight.frontend.identity.single_flight import SingleFlight
-from keepsight.frontend.pixels.readers import LayOutBorrowed
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, RunLook
 from keepsight.lru_cache import LruCache
 from keepsight.media import Geometry, PictureLayout
 from keepsight.requests import MAX_PIXEL_BYTES
@@ -19,8 +21,8 @@ MAX_BYTES = 32 * 2**20
 class BorrowedLayouts:
     """May be used from several threads."""
 
-    def __init__(self, processor: BorrowedProcessor, lay_out: LayOutBorrowed) -> None:
-        self._processor, self._lay_out = processor, lay_out
+    def __init__(self, processor: BorrowedProcessor, run_look: RunLook) -> None:
+        self._processor, self._run_look = processor, run_look
         kept = LruCache[Geometry, PictureLayout](MAX_BYTES, _count_bytes)
         self._looks = SingleFlight(kept.get_and_update, kept.put_if_fits)
 
@@ -31,7 +33,8 @@ class BorrowedLayouts:
         """Return the layout; raise PictureError if the processor refuses this size, or its output is too large."""
         # Many processors first enlarge the shorter side, without limiting the longer one: a few bytes become gigabytes.
         check_can_show(geometry, field)
-        layout = self._looks.get_or_compute(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
+        look = partial(self._run_look, BorrowedLook(self._processor, geometry, field))
+        layout: PictureLayout = self._looks.get_or_compute(geometry, field, look)
         if layout.num_tokens > (most := self._processor.max_tokens):
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
             raise PictureTooLargeError(field, f"{of_size} in this model; at most {most} are allowed")

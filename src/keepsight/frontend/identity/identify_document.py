@@ -11,7 +11,8 @@ from importlib import metadata
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.identity.hash_media import hash_content, hash_content_for_tenant, hash_values
 from keepsight.frontend.identity.single_flight import SingleFlight
-from keepsight.frontend.intake.read_document import Document, PageSource, ReadDocument
+from keepsight.frontend.intake.read_document import Document, PageSource
+from keepsight.frontend.pixels.make_pixels import DocumentLook, RunLook
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.lru_cache import LruCache
 
@@ -24,8 +25,8 @@ _BYTES_PER_PAGE = 256
 class DocumentIdentifier:
     """Shared by all requests; may be used from several threads."""
 
-    def __init__(self, algorithm: str, read: ReadDocument) -> None:
-        self._algorithm, self._read = algorithm, read
+    def __init__(self, algorithm: str, run_look: RunLook) -> None:
+        self._algorithm, self._run_look = algorithm, run_look
         known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
         self._looks = SingleFlight(known.get_and_update, known.put_if_fits)
 
@@ -36,7 +37,7 @@ class DocumentIdentifier:
             raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")
         name = hash_values(self._algorithm, content=hash_content(content, self._algorithm), drawn_by=_version())
         shown_as = hash_content_for_tenant(name, "document", cache_salt, self._algorithm)
-        pages = self._looks.get_or_compute(shown_as, field, partial(self._read, content, field))
+        pages = self._looks.get_or_compute(shown_as, field, partial(self._run_look, DocumentLook(content, field)))
         for number, page in enumerate(pages):
             yield PicturePart(PageSource(content, name, number, page.geometry), field), page.text
 

@@ -44,8 +44,17 @@ from keepsight.frontend.intake.read_sound import check_sound_length
 from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_picture import freeze_picture, take_picture
 from keepsight.frontend.intake.take_sound import take_sound
-from keepsight.frontend.pixels.make_pixels import BorrowedJob, FilmJob, MakingJob, PictureJob, SoundJob
-from keepsight.frontend.pixels.readers import Readers
+from keepsight.frontend.pixels.make_pixels import (
+    BorrowedJob,
+    FilmJob,
+    FilmLook,
+    MakingJob,
+    PictureJob,
+    RunLook,
+    SoundJob,
+    SoundLook,
+    look_here,
+)
 from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import (
@@ -156,21 +165,21 @@ class PictureIdentifier:
         max_pixels: int = DEFAULT_MAX_PIXELS,
         embeds_shape: tuple[int, int] = (0, 0),
         common: CommonGeometries | None = None,
-        readers: Readers | None = None,
+        run_look: RunLook = look_here,
         layouts: BorrowedLayouts | None = None,
     ) -> None:
         """`embeds_shape`: tokens of every picture (0 if they depend on its size or there are none), and hidden size.
 
         `layouts`: for a borrowed model that takes pictures.
         """
-        self._readers = readers or Readers()
+        self._run_look = run_look
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
         self._looks = SingleFlight(self._known.recall_content, self._known.learn_content)
         self._layouts = layouts
         # Yields the pages of a PDF, each as a picture.
-        self.pages_of = DocumentIdentifier(algorithm, self._readers.document).pages_of
+        self.pages_of = DocumentIdentifier(algorithm, run_look).pages_of
 
     def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
         """Return the parts with their bytes and what is known of these, or None if one was not looked at before.
@@ -297,9 +306,7 @@ class PictureIdentifier:
         # Hashing is faster than opening.
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
-            look = partial(self._readers.film, source, part.field, self._max_pixels)
-            geometry = self._looks.get_or_compute(shown_as, part.field, look)
+            geometry = self._look_once(part, name, cache_salt, FilmLook(source, part.field, self._max_pixels))
         else:
             geometry = read_film(source, part.field, self._max_pixels, timeline)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
@@ -311,10 +318,13 @@ class PictureIdentifier:
         rate = config.sound.sampling_rate
         source = take_sound(part.source, part.field, rate)
         name = hash_content(source, self._algorithm)
-        shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
-        look = partial(self._readers.sound, source, part.field, rate)
-        geometry = self._looks.get_or_compute(shown_as, part.field, look)
+        geometry = self._look_once(part, name, cache_salt, SoundLook(source, part.field, rate))
         return self._remember(self._show(part, source, geometry, config, given_name, name))
+
+    def _look_once(self, part: PicturePart, name: str, cache_salt: str | None, look: FilmLook | SoundLook) -> Geometry:
+        """Return the geometry of content of this name, which its tenant may have sent before."""
+        shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
+        return self._looks.get_or_compute(shown_as, part.field, partial(self._run_look, look))
 
     def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, given_name: str | None) -> Picture:
         """Treat embeddings as a picture of the tower's size: whatever its own size, they are those of the whole."""

@@ -4,7 +4,6 @@ Draws nothing: a page is drawn only when its pixels are needed.
 """
 
 import math
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -33,8 +32,6 @@ class ShownPage:
 
 # The pages of a PDF.
 Document = tuple[ShownPage, ...]
-# Takes a file's bytes, and the caller's name for it.
-ReadDocument = Callable[[bytes, str], Document]
 
 
 @dataclass(frozen=True, slots=True)

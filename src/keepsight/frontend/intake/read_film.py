@@ -4,7 +4,7 @@ Decodes only the first frame, since the rotation is found nowhere else. Frames a
 will be decoded: some headers have no number of frames, and the others include frames that an editor cut off.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-# Takes a film, the caller's name for it, and the most pixels that a frame may have.
-ReadFilm = Callable[[FilmSource, str, int], Geometry]
 # An hour at 60 frames a second. All frames up to the last one shown are decoded: minutes on one core.
 MAX_FRAMES = 60 * 60 * 60
 # Frames a second: no film is faster, and a slower one has no second frame within a day.

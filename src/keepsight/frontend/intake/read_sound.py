@@ -3,8 +3,6 @@
 Lengths are in samples at the model's sampling rate: as many as the resampled sound will have.
 """
 
-from collections.abc import Callable
-
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_sound import decode_pieces
 from keepsight.frontend.intake.read_wav import is_wav, read_wav_header
@@ -12,8 +10,6 @@ from keepsight.frontend.intake.sound_samples import Samples, SoundSource, check_
 from keepsight.media import Geometry
 from keepsight.sound_config import SoundConfig
 
-# Takes a sound, the caller's name for it, and the model's sampling rate.
-ReadSound = Callable[[SoundSource, str, int], Geometry]
 # Longer than any model takes; a sound that is longer still is not decoded to its end.
 MAX_SECONDS = 600
 

@@ -48,9 +48,17 @@ class _Job(msgspec.Struct, frozen=True, tag=True):
     # Waits for no other kind of work.
     work: ClassVar[Work] = "pictures"
 
+    def check(self, made: Any) -> None:
+        """Check what an untrusted worker found, or made of one part.
+
+        Raises PictureError if the source is to be refused because of it, and ValueError if no such job has this result.
+        """
+
 
 class _Look(_Job, frozen=True):
     work = "looks"
+    # The type of what `run` returns.
+    finds: ClassVar[Any] = Geometry
 
 
 class PictureJob(_Job, frozen=True):
@@ -178,7 +186,7 @@ class BorrowedJob(_Job, frozen=True):
         return Made(dict.fromkeys(self.parts, pixels), (decoded - began, time.perf_counter() - decoded))
 
     def check(self, pixels: Pixels) -> None:
-        """Raises ValueError if the result does not fit the prompt, which was laid out by the picture's size alone."""
+        """Check that the result fits the prompt, which was laid out by the picture's size alone."""
         arrays = carried_arrays(pixels)
         if pixels.shape != self.shape or tuple(arrays.pop("token_ids").tolist()) != self.layout.token_ids:
             raise ValueError("the checkpoint's processor laid out a picture differently from a blank one of its size")
@@ -199,11 +207,20 @@ class BorrowedLook(_Look, frozen=True):
     geometry: Geometry
     field: str
     source: bytes = b""  # unused
+    finds = PictureLayout
 
     def run(self) -> PictureLayout:
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
 
         return load_pictures(self.processor).lay_out(self.geometry, self.field)
+
+    def check(self, layout: PictureLayout) -> None:
+        tokens, columns, num_bytes = layout.token_ids, layout.columns, layout.num_bytes
+        # Too many bytes are refused where layouts are kept.
+        if not tokens or min(tokens) < 0 or columns < 0 or (columns and len(tokens) % columns) or num_bytes <= 0:
+            raise ValueError(f"a picture of {num_bytes} bytes in {len(tokens)} tokens, in rows of {columns}")
+        if layout != PictureLayout(len(tokens), columns=columns, token_ids=tokens, num_bytes=num_bytes):
+            raise ValueError("a layout that no processor's is")
 
 
 class FilmLook(_Look, frozen=True):
@@ -218,6 +235,8 @@ class FilmLook(_Look, frozen=True):
         return read_film(self.source, self.field, self.max_pixels)
 
     def check(self, geometry: Geometry) -> None:
+        if geometry.timeline is None:
+            raise ValueError("a film without a timeline")
         check_film(geometry, self.field, self.max_pixels)
 
 
@@ -233,6 +252,8 @@ class SoundLook(_Look, frozen=True):
         return read_sound(self.source, self.field, self.sampling_rate)
 
     def check(self, geometry: Geometry) -> None:
+        if geometry.timeline is not None:
+            raise ValueError("a sound with a timeline")
         check_sound(geometry, self.field, self.sampling_rate)
 
 
@@ -242,6 +263,7 @@ class DocumentLook(_Look, frozen=True):
     source: bytes
     field: str
     what = "PDF"
+    finds = Document
 
     def run(self) -> Document:
         return read_document(self.source, self.field)
@@ -256,8 +278,15 @@ Look = FilmLook | SoundLook | DocumentLook | BorrowedLook
 Found = Geometry | Document | PictureLayout
 Job = MakingJob | Look
 MakePixels = Callable[[MakingJob], Made]
+# Returns what the look's `run` returns.
+RunLook = Callable[[Look], Any]
 
 
 def run_job(job: MakingJob, is_given_up: Callable[[], bool] = lambda: False) -> Made:
     """Run a job in the calling thread. A film, which may take minutes, fails once it is given up."""
     return job.run(is_given_up) if isinstance(job, FilmJob) else job.run()
+
+
+def look_here(look: Look) -> Any:
+    """Look in the calling thread."""
+    return look.run()

@@ -26,25 +26,11 @@ import msgspec
 
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, ServerStartError, UnreadablePictureError
-from keepsight.frontend.intake.open_film import FilmSource
-from keepsight.frontend.intake.read_document import Document
 from keepsight.frontend.intake.read_sound import is_length_known
-from keepsight.frontend.intake.sound_samples import SoundSource
-from keepsight.frontend.pixels.make_pixels import (
-    BorrowedLook,
-    DocumentLook,
-    FilmLook,
-    Found,
-    Job,
-    Made,
-    MakingJob,
-    SoundLook,
-    Work,
-)
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, Found, Job, Look, Made, MakingJob, SoundLook, Work
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
-from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, PictureLayout
 from keepsight.program_identity import PYTHON
 
 logger = logging.getLogger(__name__)
@@ -97,33 +83,14 @@ class MediaWorkers:
 
     def make(self, job: MakingJob) -> Made:
         """Do what `job.run()` does; a picture at which two workers end is refused, too."""
-        if not isinstance(job.source, bytes):
-            return job.run()  # an object of this process, decoded already
         made: Made = self._ask(job)
         return made
 
-    def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
-        """Do what the function of that name does; a film at which two workers end is refused, too."""
-        look = FilmLook(source, field, max_pixels)
-        geometry: Geometry = self._ask(look) if isinstance(source, bytes) else look.run()
-        return geometry
-
-    def read_sound(self, source: SoundSource, field: str, sampling_rate: int) -> Geometry:
-        """Do the same for a sound."""
-        look = SoundLook(source, field, sampling_rate)
-        geometry: Geometry = look.run() if is_length_known(source) else self._ask(look)
-        return geometry
-
-    def read_document(self, source: bytes, field: str) -> Document:
-        """Do the same for a PDF."""
-        document: Document = self._ask(DocumentLook(source, field))
-        return document
-
-    def lay_out_borrowed(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
-        """Return the layout of a picture of this size. Raises CheckpointConfigError if it cannot be used."""
-        self._processor = processor
-        layout: PictureLayout = self._ask(BorrowedLook(processor, geometry, field))
-        return layout
+    def look(self, look: Look) -> Any:
+        """Do what `look.run()` does; what two workers end at is refused, too."""
+        if isinstance(look, BorrowedLook):
+            self._processor = look.processor
+        return self._ask(look)
 
     def close(self) -> None:
         """End every process, even one at work; return when no thread is in `make` any more."""
@@ -156,7 +123,9 @@ class MediaWorkers:
         assert not (self._is_closed and self.pids())
 
     def _ask(self, job: Job) -> Any:
-        """Return what the job's `run` returns, from a worker."""
+        """Return what the job's `run` returns, from a worker unless no decoder is needed."""
+        if _is_done_here(job):
+            return job.run()
         free = self._free[job.work]
         seat = free.get()
         try:
@@ -241,6 +210,11 @@ class MediaWorkers:
             template.end()
             self._on_crash()
         logger.warning("the process that starts media workers no longer starts any: it is replaced")
+
+
+def _is_done_here(job: Job) -> bool:
+    """Return whether a job is about an object of this process, decoded already, or a sound whose header says enough."""
+    return is_length_known(job.source) if isinstance(job, SoundLook) else not isinstance(job.source, bytes)
 
 
 @dataclass(eq=False, slots=True)

@@ -7,9 +7,8 @@ ConnectionError.
 """
 
 import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,26 +22,12 @@ from keepsight.errors import (
     UnreadablePictureError,
     UnsupportedPictureError,
 )
-from keepsight.frontend.intake.read_document import Document
-from keepsight.frontend.pixels.make_pixels import (
-    BorrowedJob,
-    BorrowedLook,
-    DocumentLook,
-    FilmLook,
-    Found,
-    Job,
-    Made,
-    MakingJob,
-    SoundJob,
-    SoundLook,
-)
-from keepsight.media import Geometry, PictureLayout
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, Found, Job, Look, Made
 from keepsight.requests import Pixels
 
 # The moments in a prompt of 262,144 tokens, at a dozen tokens each, named by the longest digests, take 4/5 of it.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
-Seen = TypeVar("Seen", Geometry, Document)
 _ERRORS = {
     error.__name__: error
     for error in (PictureError, UnreadablePictureError, UnsupportedPictureError, PictureTooLargeError)
@@ -65,10 +50,8 @@ class _AnswerHeader:
     message: str = ""
     # Of decoding and of resizing, as measured by the worker.
     seconds: tuple[float, float] = (0.0, 0.0)
-    # The results of looks.
-    geometry: Geometry | None = None
-    document: Document | None = None
-    layout: PictureLayout | None = None
+    # The result of a look.
+    found: Any = None
 
 
 _job_header, _answer_header = msgspec.msgpack.Decoder(_JobHeader), msgspec.msgpack.Decoder(_AnswerHeader)
@@ -89,14 +72,8 @@ def receive_job(connection: socket.socket) -> Job:
 
 
 def send_result(connection: socket.socket, result: Made | Found) -> None:
-    if isinstance(result, Geometry):
-        _send_header(connection, _AnswerHeader(geometry=result))
-        return
-    if isinstance(result, tuple):
-        _send_header(connection, _AnswerHeader(document=result))
-        return
-    if isinstance(result, PictureLayout):
-        _send_header(connection, _AnswerHeader(layout=result))
+    if not isinstance(result, Made):
+        _send_header(connection, _AnswerHeader(found=result))
         return
     _send_header(connection, _AnswerHeader(seconds=result.seconds))
     for pixels in result.pixels.values():
@@ -120,53 +97,23 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
         return _CHECKPOINT_ERRORS[header.error](job.processor.directory, header.message)
     if header.error is not None:
         return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
-    if isinstance(job, BorrowedLook):
-        return _believable_layout(header.layout)
-    if isinstance(job, DocumentLook):
-        return _believable(header.document, job.check, job.what)
-    if isinstance(job, FilmLook | SoundLook):
-        geometry = header.geometry
-        is_its_own = geometry is not None and (geometry.timeline is None) == isinstance(job, SoundLook)
-        return _believable(geometry if is_its_own else None, job.check, job.what)
+    if isinstance(job, Look):
+        found: Found = msgspec.convert(header.found, job.finds)
+        return _find_fault(job, found) or found
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
+    faults = (_find_fault(job, each) for each in pixels.values())
+    return next(filter(None, faults), Made(pixels, header.seconds))
+
+
+def _find_fault(job: Job, made: Any) -> PictureError | None:
+    """Return the error by which the job's caller is refused what was found or made, if any."""
     try:
-        for each in pixels.values():
-            _check_pixels(job, each)
+        job.check(made)
     except PictureError as error:
         return error
-    return Made(pixels, header.seconds)
-
-
-def _believable(found: Seen | None, check: Callable[[Seen], object], what: str) -> Seen | Exception:
-    if found is None:
-        raise ConnectionError(f"a {what} that was looked at without a word of it")
-    try:
-        check(found)
-    except PictureError as error:
-        return error
-    return found
-
-
-def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
-    if layout is None or not 0 < layout.tokens_per_part == len(layout.token_ids) or min(layout.token_ids) < 0:
-        raise ConnectionError("a picture that was laid out in no tokens")
-    if layout.num_bytes <= 0:  # too many are refused where layouts are kept
-        raise ConnectionError(f"a picture of {layout.num_bytes} bytes")
-    columns = layout.columns
-    if columns and (columns < 0 or layout.tokens_per_part % columns):
-        raise ConnectionError(f"a picture whose tokens fill no rows of {columns}")
-    tokens, num_bytes = layout.token_ids, layout.num_bytes
-    return PictureLayout(len(tokens), columns=columns, token_ids=tokens, num_bytes=num_bytes)
-
-
-def _check_pixels(job: MakingJob, pixels: Pixels) -> None:
-    if isinstance(job, SoundJob):
-        job.check(pixels)
-    elif isinstance(job, BorrowedJob):
-        try:
-            job.check(pixels)
-        except Exception as error:  # also of the code that parses the arrays
-            raise ConnectionError(f"arrays that are none of the picture: {error}") from error
+    except Exception as error:  # also of the code that parses arrays
+        raise ConnectionError(f"what came is none of the {job.what}: {error}") from error
+    return None
 
 
 def _receive_pixels(connection: socket.socket, shape: tuple[int, int, int]) -> Pixels:
