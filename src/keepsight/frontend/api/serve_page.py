@@ -12,7 +12,8 @@ from starlette.routing import Route
 
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _STYLES = ("page.css", "colours.css", "dashboard.css")
-_SCRIPTS = ("page.js", "dashboard.js", "draw_caches.js", "draw_pictures.js", "draw_requests.js", "elements.js")
+_PARTS = ("draw_caches.js", "draw_pictures.js", "draw_requests.js", "elements.js", "server.js")
+_SCRIPTS = ("page.js", "dashboard.js", *_PARTS)
 # File names by path.
 PAGE_FILES = {
     "/": "index.html",

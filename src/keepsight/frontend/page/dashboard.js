@@ -1,10 +1,11 @@
 // What the server holds and did, asked for once a second while somebody can see it.
-// Whoever asks needs the administrator's key where the server has one; it is kept for as long as the tab is.
+// Whoever asks needs the administrator's key where the server has one.
 
 import { drawCaches } from "./draw_caches.js";
 import { drawPictures } from "./draw_pictures.js";
 import { drawRequests } from "./draw_requests.js";
 import { at, count, write } from "./elements.js";
+import { explain, request } from "./server.js";
 
 const PERIOD_MS = 1000;
 // Whoever says nothing for so long is as good as gone: what is shown would be taken for what is.
@@ -17,20 +18,9 @@ let seenPictures = null; // how the processor cache was when its pictures were l
 
 // ---- the server
 
-class Refused extends Error {
-  constructor(status, message) {
-    super(message);
-    this.status = status;
-  }
-}
-
-async function call(path, method = "GET") {
-  const key = sessionStorage.getItem("admin-key");
+function call(path, method = "GET") {
   const signal = method === "GET" ? AbortSignal.timeout(PATIENCE_MS) : null;
-  const response = await fetch(path, { method, signal, headers: key ? { Authorization: `Bearer ${key}` } : {} });
-  if (response.ok) return response;
-  const body = await response.json().catch(() => null); // something in between may have answered
-  throw new Refused(response.status, body?.error?.message ?? `The server answered ${response.status}.`);
+  return request(path, "admin-key", { method, signal });
 }
 
 // ---- what is shown
@@ -67,12 +57,6 @@ async function refreshPictures(seen) {
 
 const look = async (name) => (await call(`debug/pictures/${name}`)).blob();
 
-function showFailure(failure) {
-  at("error").textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
-  if (!(failure instanceof Refused)) console.warn(failure);
-  at("error").hidden = false;
-}
-
 // ---- what is done
 
 // Whether to go on asking. What was refused stays in sight until the same `kind` of work is done.
@@ -83,7 +67,8 @@ async function run(kind, work) {
     return true;
   } catch (failure) {
     at("error").dataset.kind = kind;
-    showFailure(failure);
+    at("error").textContent = explain(failure);
+    at("error").hidden = false;
     if (failure.status === 401) askForKey();
     return failure.status !== 401 && failure.status !== 403;
   }

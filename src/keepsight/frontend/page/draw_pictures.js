@@ -21,7 +21,7 @@ function newInFront(held) {
 }
 
 function createPicture({ media_hash: name, num_bytes: size }, pin) {
-  const image = Object.assign(new Image(), { alt: `Picture ${name.slice(0, 8)}`, title: `${name.slice(0, 16)} · ${bytes(size)}` });
+  const image = make("img", { alt: `Picture ${name.slice(0, 8)}`, title: `${name.slice(0, 16)} · ${bytes(size)}` });
   const button = make("button", { type: "button", label: `Pin picture ${name.slice(0, 8)}` });
   button.onclick = () => pin(name, button.getAttribute("aria-pressed") !== "true");
   return make("li", {}, image, button);

@@ -3,7 +3,9 @@
 // them again. What came of an answer stays, even if it was stopped or broke off; a question of which nothing
 // came goes back into the form and leaves no trace in the conversation.
 
-const at = (id) => document.getElementById(id);
+import { at, make } from "./elements.js";
+import { explain, Refused, request } from "./server.js";
+
 const [talk, form, text, send, error, keyForm] = ["talk", "ask-form", "text", "send", "error", "key-form"].map(at);
 
 let model = null; // as the server calls it
@@ -15,23 +17,8 @@ let running = null; // the AbortController of the answer under way
 
 // ---- the server
 
-class Refused extends Error {}
-
-async function call(path, options = {}) {
-  const headers = { "Content-Type": "application/json" };
-  const key = sessionStorage.getItem("key");
-  if (key) headers.Authorization = `Bearer ${key}`;
-  const response = await fetch(`v1/${path}`, { ...options, headers });
-  if (response.ok) return response;
-  if (response.status === 401) askForKey();
-  throw await readRefusal(response);
-}
-
-async function readRefusal(response) {
-  const body = await response.json().catch(() => null); // something in between may have answered
-  const { message, param } = body?.error ?? {};
-  const status = `The server answered ${response.status} ${response.statusText}`.trim() + ".";
-  return Object.assign(new Refused(message ?? status), { param });
+function call(path, options) {
+  return request(`v1/${path}`, "key", options);
 }
 
 async function findModel(signal) {
@@ -128,10 +115,9 @@ function takeBack({ item, typed, attached: sent }, answer) {
 // ---- what is shown
 
 function add(role) {
-  const item = document.createElement("li");
-  item.className = role;
-  const [said, note] = ["p", "small"].map((tag) => item.appendChild(document.createElement(tag)));
-  item.prepend(Object.assign(document.createElement("span"), { className: "unseen", textContent: `${role}: ` }));
+  const [said, note] = ["p", "small"].map((tag) => make(tag));
+  const speaker = make("span", { className: "unseen", textContent: `${role}: ` });
+  const item = make("li", { className: role }, speaker, said, note);
   talk.firstElementChild.append(item);
   at("hint").hidden = true;
   talk.scrollTop = 0; // its end: the style sheet reverses it
@@ -140,10 +126,7 @@ function add(role) {
 
 // Above the answer, in sight until that begins; then it is for those who open it, and not read aloud with the answer.
 function addThought(place) {
-  const [thought, summary, said] = ["details", "summary", "p"].map((tag) => document.createElement(tag));
-  summary.textContent = "Thought";
-  thought.open = true;
-  thought.append(summary, said);
+  const thought = make("details", { open: true }, make("summary", { textContent: "Thought" }), make("p"));
   place.before(thought);
   return thought;
 }
@@ -155,18 +138,16 @@ function findCulprit({ param }, sent) {
 }
 
 function showFailure(failure, file) {
-  const reason = failure instanceof Refused ? failure.message : "The server cannot be reached.";
+  const reason = explain(failure);
   error.textContent = file ? `${file.name}: ${reason}` : reason;
-  if (!(failure instanceof Refused)) console.warn(failure);
   error.hidden = false;
+  if (failure.status === 401) askForKey();
 }
 
 function show({ name, kind, url }) {
-  if (kind === "image") return Object.assign(new Image(), { src: url, alt: name });
-  if (kind === "file") return Object.assign(document.createElement("span"), { className: "file", textContent: name });
-  const shown = Object.assign(document.createElement(kind), { src: url, controls: true, preload: "metadata" });
-  shown.setAttribute("aria-label", name);
-  return shown;
+  if (kind === "image") return make("img", { src: url, alt: name });
+  if (kind === "file") return make("span", { className: "file", textContent: name });
+  return make(kind, { src: url, controls: true, preload: "metadata", label: name });
 }
 
 function showAttached() {
@@ -180,16 +161,13 @@ function showAttached() {
 }
 
 function makeRemovable(shown, name, forget) {
-  const item = document.createElement("li");
-  const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
-  remove.setAttribute("aria-label", `Remove ${name}`);
+  const remove = make("button", { type: "button", textContent: "×", label: `Remove ${name}` });
   remove.onclick = () => {
     forget();
     showAttached();
     text.focus();
   };
-  item.append(shown, remove);
-  return item;
+  return make("li", {}, shown, remove);
 }
 
 const unreadItem = makeRemovable(show({ kind: "file" }), "files being read", forgetUnread);
