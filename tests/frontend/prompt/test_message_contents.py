@@ -3,17 +3,17 @@ from typing import Any
 
 import pytest
 
-from keepsight.frontend.prompt.message_contents import Content, join_all, join_contents, join_texts
+from keepsight.frontend.prompt.message_contents import Content, join_all, join_texts
 
 
 def test_contents_are_joined_with_nothing_between_them_where_one_is_empty() -> None:
     part, empty = {"type": "text", "text": "b"}, {"type": "text", "text": ""}
-    assert join_contents("", "b") == "b"
-    assert join_contents([empty], [part]) == [part]
-    assert join_contents("b", []) == "b"
-    assert join_contents("", []) == []
-    assert join_contents([{"type": "image"}], "b") == [{"type": "image"}, part]
-    assert join_contents("a", [part, part]) == [{"type": "text", "text": "a\n\nb"}, part]
+    assert join_all(("", "b")) == "b"
+    assert join_all(([empty], [part])) == [part]
+    assert join_all(("b", [])) == "b"
+    assert join_all(("", [])) == []
+    assert join_all(([{"type": "image"}], "b")) == [{"type": "image"}, part]
+    assert join_all(("a", [part, part])) == [{"type": "text", "text": "a\n\nb"}, part]
 
 
 def text_part(text: str) -> dict[str, Any]:

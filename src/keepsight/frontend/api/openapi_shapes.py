@@ -66,12 +66,12 @@ def _url_part(kind: str, description: str, **options: Json) -> Json:
     return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": value})
 
 
-_URL = "A data:, http:, https:, file: or media: URL.  May be null if the uuid is known."
+_URL = "A data:, http:, https:, file: or media: URL. May be null if the uuid is known."
 INPUT_AUDIO = _part(
     "input_audio",
     uuid=_UUID,
     input_audio={
-        "description": "Only for models that take sounds.  May be null if the uuid is known.",
+        "description": "Only for models that take sounds. May be null if the uuid is known.",
         "anyOf": [
             {"type": "null"},
             object_of(
@@ -108,7 +108,7 @@ CONTENT_PART: Json = {
             "image_embeds",
             image_embeds=_text(
                 "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
-                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  May be null if the uuid is known."
+                "in safetensors, bfloat16; [tokens_per_image, hidden_size]. May be null if the uuid is known."
             ),
             uuid=_UUID,
         )
@@ -148,7 +148,7 @@ PROMPT: Json = {
 }
 PROMPT_EMBEDS: Json = {
     "description": "Instead of prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
-    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only with "
+    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16. Only with "
     "--enable-prompt-embeds.",
     "anyOf": [SOME_TEXT, _list_of(SOME_TEXT), {"type": "null"}],
 }

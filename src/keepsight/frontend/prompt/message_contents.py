@@ -11,10 +11,6 @@ def join_texts(content: Content) -> str:
     return content if isinstance(content, str) else "\n".join(filter(None, (part.get("text") for part in content)))
 
 
-def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
-    return join_all((first, second), between)
-
-
 def join_all(contents: Sequence[Content], between: str = "\n\n") -> Content:
     """Join contents. Adjacent texts become one: templates may trim each, and write nothing between two.
 

@@ -49,7 +49,7 @@ class Tokenizer:
         self._backend = backend
         self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: variables of chat templates
         self.eos_token_ids = eos_token_ids
-        self.bos_token_id = self._find_named_id("bos_token")
+        self.bos_token_id = self.token_id(self.special_tokens.get("bos_token", ""))
         # Ids may be larger: in a pruned vocabulary some ids have no token.
         self.num_tokens: int = backend.get_vocab_size(with_added_tokens=True)
         self._around = around
@@ -186,10 +186,6 @@ class Tokenizer:
             if self.encode(left + token + right) != (*self.encode(left), token_id, *self.encode(right)):
                 return False
         return all(self.encode(token + mark)[:1] == (token_id,) for mark in _MARKS)
-
-    def _find_named_id(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self.token_id(token)
 
 
 def _load_backend(path: Path) -> tokenizers.Tokenizer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
-from keepsight.frontend.prompt.message_contents import Content, join_all, join_contents
+from keepsight.frontend.prompt.message_contents import Content, join_all
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES
 
 Message = dict[str, Any]
@@ -29,7 +29,7 @@ def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str
     description = _describe(tools)
     if messages and messages[0]["role"] in SYSTEM_ROLES:
         system, *others = messages
-        return [{**system, "content": join_contents(system["content"], description)}, *others]
+        return [{**system, "content": join_all((system["content"], description))}, *others]
     return [{"role": "system", "content": description}, *messages]
 
 
@@ -38,7 +38,7 @@ def write_calls_as_text(message: Message, form: CallForm = BARE) -> Message:
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message["tool_calls"]]
     written = form.between.join(write_call(each["name"], each["arguments"], form) for each in functions)
-    return {**others, "content": join_contents(message["content"], written, "\n")}
+    return {**others, "content": join_all((message["content"], written), "\n")}
 
 
 def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
@@ -96,4 +96,4 @@ def _write_result(message: Message, names: Mapping[str, str], field: str) -> Con
     name = names.get(message.get("tool_call_id", ""))
     if name is None:
         raise InvalidArgumentError(f"{field}.tool_call_id", "must be the id of a call in an earlier message")
-    return join_contents(f"Result of {name}:", message["content"], "\n")
+    return join_all((f"Result of {name}:", message["content"]), "\n")
