@@ -176,7 +176,7 @@ def test_a_prediction_is_sent_as_tokens_that_the_model_can_generate(
     spelled = preparer.tokenizer.encode("a red circle")
     assert request.predicted == spelled
     assert request.sampling_params == SamplingParams(max_tokens=5)
-    monkeypatch.setattr(preparer._limits, "_vocab_size", max(spelled))
+    monkeypatch.setattr(preparer._limits, "vocab_size", max(spelled))
     assert preparer.prepare_text("a", {}, params).engine_request.predicted == spelled[: spelled.index(max(spelled))]
     for nothing in (None, ""):
         assert not preparer.prepare_text("a", {}, SamplingParams(prediction=nothing)).engine_request.predicted

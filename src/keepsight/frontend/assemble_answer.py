@@ -51,7 +51,7 @@ class AnswerAssembler:
             choice: TextStreamer(tokenizer, params, continues_prompt=continues_prompt) for choice in range(params.n)
         }
         self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
-        self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form.tags}
+        self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form}
         self._stop_token_ids = frozenset(params.stop_token_ids)
 
     @property

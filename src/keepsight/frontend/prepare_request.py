@@ -36,7 +36,7 @@ from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptF
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.prompt.media_of_prompt import NO_UUIDS, MediaOfPrompt, UuidsOfPrompt, parts_of_prompt
 from keepsight.frontend.prompt.plain_text import PlainText
-from keepsight.frontend.prompt.prompt_limits import PromptLimits
+from keepsight.frontend.prompt.prompt_limits import PromptLimits, PromptRoom
 from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, read_messages
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
@@ -66,8 +66,6 @@ class _Terms:
     sampling_params: SamplingParams
     cache_salt: str | None
     priority: int
-    # See `PromptLimits`.
-    max_counted_tokens: int | None = None
     add_eos: bool = False
 
     def __post_init__(self) -> None:
@@ -184,7 +182,7 @@ class RequestPreparer:
         With `max_counted_tokens`, the prompt is prepared only to report its tokens, and may have that many, whatever
         the context length.
         """
-        terms = _Terms(params, cache_salt, priority, max_counted_tokens)
+        terms = _Terms(params, cache_salt, priority)
         conversation = quote_plainly(read_messages(messages), self._as_plain_text)
         # Before the template runs, whose errors say less about media that the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
@@ -195,9 +193,8 @@ class RequestPreparer:
         kept = find_beginnings(self.template, conversation, tools)
         # Templates write BOS themselves; if one does not, a processor of transformers adds it, unlike a tokenizer.
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
-        prepared = self._prepare(
-            text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=add_bos
-        )
+        room = PromptRoom(self._limits, "messages", max_counted_tokens)
+        prepared = self._prepare(text, conversation.pictures, terms, config, room, downloaded, kept, add_bos=add_bos)
         return replace(prepared, continues_prompt=conversation.end == "text")
 
     def _unfold_documents(
@@ -214,7 +211,7 @@ class RequestPreparer:
         if form is None or prepared.text is None:
             return prepared
         thought = find_thought(form, prepared.text, conversation.begun_answer)
-        opening, closing = map(self._find_text_token, form.tags)
+        opening, closing = map(self._find_text_token, form)
         if thought is None or opening is None or closing is None:
             return prepared
         tokens = ThoughtTokens(None if thought.is_open else opening, closing)
@@ -290,7 +287,8 @@ class RequestPreparer:
         parts = parts_of_prompt(self.expander.find_kinds(prompt), media, uuids)
         terms = _Terms(params, cache_salt, priority, add_eos=add_eos)
         config = self._processor_for(parts, mm_processor_kwargs, "prompt")
-        return self._prepare(prompt, parts, terms, config, "prompt", add_bos=self.tokenizer.lacks_bos(prompt))
+        room = PromptRoom(self._limits, "prompt")
+        return self._prepare(prompt, parts, terms, config, room, add_bos=self.tokenizer.lacks_bos(prompt))
 
     def prepare_tokens(
         self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
@@ -305,7 +303,7 @@ class RequestPreparer:
                     field, f"must not contain {token_id}, {token}: the media it stands for cannot be sent along"
                 )
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
-        self._limits.check_expanded(prompt, field, terms.max_counted_tokens)
+        PromptRoom(self._limits, field).check_expanded(prompt)
         request = self._finish(prompt, (), terms)
         return PreparedRequest(request, account=_open_account(request, began, began))
 
@@ -332,7 +330,7 @@ class RequestPreparer:
         lengths = [strip.layout.num_tokens for strip in strips]
         spans = tuple(map(TokenSpan, itertools.accumulate(lengths, initial=0), lengths))
         prompt = ExpandedPrompt((PLACEHOLDER,) * sum(lengths), spans)
-        self._limits.check_expanded(prompt, field, terms.max_counted_tokens)
+        PromptRoom(self._limits, field).check_expanded(prompt)
         named = self._identifier.name(strips, terms.cache_salt)
         request = self._finish(prompt, named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
@@ -343,7 +341,7 @@ class RequestPreparer:
         parts: Sequence[PicturePart],
         terms: _Terms,
         config: ProcessorConfig,
-        field: str,
+        room: PromptRoom,
         downloaded: Downloaded = NOTHING_DOWNLOADED,
         kept: Iterable[Beginning] = (),
         *,
@@ -358,8 +356,8 @@ class RequestPreparer:
                 pictures.append(self._identifier.look_at(part, config, terms.cache_salt))
                 if config.borrowed is not None:
                     # A new size takes a worker's time to lay out: spend none on pictures after the limit is exceeded.
-                    self._limits.check_pictures([each.layout for each in pictures], field, terms.max_counted_tokens)
-            request, named = self._prepare_looked_at(text, pictures, terms, field, kept, add_bos=add_bos)
+                    room.check_pictures([each.layout for each in pictures])
+            request, named = self._prepare_looked_at(text, pictures, terms, room, kept, add_bos=add_bos)
         except Exception:
             self._identifier.forget(pictures)
             raise
@@ -371,17 +369,17 @@ class RequestPreparer:
         text: str,
         pictures: Sequence[Picture],
         terms: _Terms,
-        field: str,
+        room: PromptRoom,
         kept: Iterable[Beginning],
         *,
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         layouts = [picture.layout for picture in pictures]
-        self._limits.check_pictures(layouts, field, terms.max_counted_tokens)
-        self._limits.check_text(text, field, terms.max_counted_tokens)
-        expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt, add_eos=terms.add_eos)
+        room.check_pictures(layouts)
+        room.check_text(text)
+        expanded = self.expander.expand(text, layouts, add_bos, room.field, terms.cache_salt, add_eos=terms.add_eos)
         # Checked before any content is hashed.
-        self._limits.check_expanded(expanded, field, terms.max_counted_tokens, layouts)
+        room.check_expanded(expanded, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = self.expander.count_tokens_of
         pins = [

@@ -72,7 +72,7 @@ class ChatTemplate:
         # How the model writes calls: as the template teaches, if it describes tools itself, in a form known here.
         self.call_form = find_taught_form(written) if "tools" in self._tool_words else BARE
         # How the model writes its thoughts; None: the template has none.
-        self.thought_form = TAGS if all(tag in written for tag in TAGS.tags) else None
+        self.thought_form = TAGS if all(tag in written for tag in TAGS) else None
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._writes_like_object('{"probe": [1, 2]}')
         self._takes_texts_as_values = self._writes_like_object({"probe": "[1, 2]"})

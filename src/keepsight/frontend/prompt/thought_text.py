@@ -4,18 +4,14 @@ The chat template shows which tags they are; the end of the prompt shows whether
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class ThoughtForm:
+class ThoughtForm(NamedTuple):
     """The tags around a thought. Newlines next to them belong to them, as templates write them and strip them again."""
 
     opening: str
     closing: str
-
-    @property
-    def tags(self) -> tuple[str, str]:
-        return self.opening, self.closing
 
 
 # Used by Qwen, DeepSeek and most others.
