@@ -97,11 +97,11 @@ def test_a_handle_ends_with_its_time_and_a_pin_prolongs_it(handles: MediaHandles
     assert handles.pin("a", long.id, 100).expires == 1100
     assert handles.pin("a", long.id, 10).pinned_until == 1100
     clock.now = 1060
-    assert [each.id for each in handles.page("a", 9)] == [long.id]
+    assert [each.id for each in handles.page("a", 9).shown] == [long.id]
     with pytest.raises(UnknownHandleError):
         handles.read("a", short.id)
     clock.now = 1100
-    assert not handles.page("a", 9)
+    assert not handles.page("a", 9).shown
 
 
 @pytest.mark.parametrize("step", [-(10**8), 10**8])
@@ -118,10 +118,10 @@ def test_handles_and_marks_live_as_long_as_promised_however_the_wall_clock_is_se
         later = handles.add("a", b"content", SIZE, 90)
         assert (later.created, later.expires) == (wall_clock.now, wall_clock.now + 90)
         clock.now += 60
-        assert {each.id for each in handles.page("a", 9)} == {kept.id, later.id}
+        assert {each.id for each in handles.page("a", 9).shown} == {kept.id, later.id}
         assert handles.end_of_pins("pixels") is None
         clock.now += 30
-        assert not handles.page("a", 9)
+        assert not handles.page("a", 9).shown
 
 
 def test_a_pin_never_shortens_a_life(handles: MediaHandles) -> None:
@@ -169,7 +169,7 @@ def test_what_would_exceed_the_quota_is_refused_and_nothing_goes_for_it(handles:
     kept = handles.add("a", bytes(60), SIZE, 10)
     with pytest.raises(MediaQuotaError, match="60 that are stored for you would exceed your 100"):
         handles.add("a", bytes(41), SIZE)
-    assert handles.page("a", 9) == [kept]
+    assert handles.page("a", 9).shown == [kept]
     handles.add("b", bytes(100), SIZE)
     for _ in range(4):
         handles.add("a", b"1", SIZE)
@@ -184,7 +184,7 @@ def test_pages_follow_one_another_in_both_directions(handles: MediaHandles) -> N
     handles.add("b", b"1", SIZE)
     for is_ascending, expected in ((True, ids), (False, ids[::-1])):
         seen: list[str] = []
-        while page := handles.page("a", 2, seen[-1] if seen else None, is_ascending=is_ascending):
+        while page := handles.page("a", 2, seen[-1] if seen else None, is_ascending=is_ascending).shown:
             assert len(page) <= 2
             seen += [each.id for each in page]
         assert seen == expected
@@ -199,8 +199,8 @@ def test_a_list_goes_on_behind_what_has_gone(handles: MediaHandles, clock: Clock
     handles.delete("a", ids[1])
     clock.now += 10
     for gone, older, younger in ((1, ids[:1], ids[2:4]), (4, [ids[3], ids[2], ids[0]], [])):
-        assert [each.id for each in handles.page("a", 9, ids[gone])] == older
-        assert [each.id for each in handles.page("a", 9, ids[gone], is_ascending=True)] == younger
+        assert [each.id for each in handles.page("a", 9, ids[gone]).shown] == older
+        assert [each.id for each in handles.page("a", 9, ids[gone], is_ascending=True).shown] == younger
 
 
 def test_uses_are_counted_and_one_of_a_handle_that_has_gone_is_none(handles: MediaHandles) -> None:
@@ -287,7 +287,7 @@ def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Pat
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(frontends[0].page("a", 99)) == 30
+    assert len(frontends[0].page("a", 99).shown) == 30
     assert len(refused) == 4 * 12 - 30
     for each in frontends:
         each.check_invariants()
@@ -329,7 +329,7 @@ def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
         size = sum(file.stat().st_size for file in tmp_path.iterdir())
         process.kill()
     assert size > 1 << 22  # A part of the upload was in the file already.
-    assert handles.page("a", 9) == [kept]
+    assert handles.page("a", 9).shown == [kept]
     assert handles.read("a", kept.id) == b"content"
     handles.add("b", bytes(1 << 23), SIZE)
     handles.check_invariants()
@@ -399,7 +399,7 @@ class Handles(RuleBasedStateMachine):
     @invariant()
     def finds_what_the_model_finds(self) -> None:
         for tenant in ("a", "b"):
-            found = {each.id: each.num_bytes for each in self.handles.page(tenant, 99)}
+            found = {each.id: each.num_bytes for each in self.handles.page(tenant, 99).shown}
             assert found == self.alive(tenant)
             assert all(self.handles.read(tenant, each) == bytes(size) for each, size in found.items())
         for media_hash in "uvwxyz":

@@ -17,13 +17,13 @@ from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, UnknownHandleError, UnsupportedBodyError, UnsupportedFieldError
 from keepsight.frontend.api.access import tenant_of
-from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of
+from keepsight.frontend.api.media_api import MediaApi, ReadBody
 from keepsight.frontend.api.read_list_query import asks_ascending, read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import FILES_PATH, asks_anthropic, json_response
 from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
-from keepsight.frontend.intake.media_handles import FileLabel, MediaHandle, MediaHandles
+from keepsight.frontend.intake.media_handles import FileLabel, HandlePage, MediaHandle, MediaHandles
 from keepsight.frontend.prompt.read_messages import read_name
 
 # Page sizes of lists: OpenAI's maximum, which is the default too; Anthropic's default and maximum.
@@ -156,10 +156,9 @@ class FilesApi:
     def _list(self, http: Request) -> FilePage:
         refuse_unknown_parameters(http, ("limit", "after", "order", "purpose"))
         limit, query = read_limit(http, MAX_FILES, MAX_FILES), http.query_params
-        of_caller, is_ascending = (tenant_of(http), limit + 1, query.get("after")), asks_ascending(http)
-        found = self._handles.page(*of_caller, is_ascending=is_ascending, purpose=query.get("purpose"))
-        shown = [FileObject.of(handle) for handle in found[:limit]]
-        return FilePage(shown, *ends_of(found[:limit]), has_more=len(found) > limit)
+        of_caller, is_ascending = (tenant_of(http), limit, query.get("after")), asks_ascending(http)
+        page = self._handles.page(*of_caller, is_ascending=is_ascending, purpose=query.get("purpose"))
+        return FilePage([FileObject.of(each) for each in page.shown], *page.ends, page.has_more)
 
     def _list_messages(self, http: Request) -> FileMetadataPage:
         """Return a page in Anthropic's format, newest first in both directions of paging."""
@@ -170,13 +169,14 @@ class FilesApi:
         if media_ids := list(dict.fromkeys(query.getlist("ids[]"))):
             if start or "limit" in query:
                 raise InvalidArgumentError("ids", "must not be given together with page or limit")
-            return _as_page(self._find_named(tenant_of(http), media_ids))
+            return _describe(HandlePage(self._find_named(tenant_of(http), media_ids)))
         limit = read_limit(http, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE)
         media_id = query[start].removeprefix(_PAGE_PREFIX) if start else None
-        of_caller, is_ascending = (tenant_of(http), limit + 1, media_id, start), start == "before_id"
-        found = self._handles.page(*of_caller, is_ascending=is_ascending)
-        shown = found[:limit][::-1] if is_ascending else found[:limit]
-        return _as_page(shown, has_more=len(found) > limit, may_continue=not is_ascending)
+        is_ascending = start == "before_id"
+        page = self._handles.page(tenant_of(http), limit, media_id, start, is_ascending=is_ascending)
+        if is_ascending:
+            return _describe(page._replace(shown=page.shown[::-1]), may_continue=False)
+        return _describe(page)
 
     def _find_named(self, tenant: str, media_ids: list[str]) -> list[MediaHandle]:
         """Return the handles of those ids that exist."""
@@ -197,14 +197,14 @@ def _read_start(query: QueryParams) -> str:
     return given[0] if given else ""
 
 
-def _as_page(shown: list[MediaHandle], *, has_more: bool = False, may_continue: bool = True) -> FileMetadataPage:
-    first_id, last_id = ends_of(shown)
+def _describe(page: HandlePage, *, may_continue: bool = True) -> FileMetadataPage:
+    first_id, last_id = page.ends
     return FileMetadataPage(
-        data=[FileMetadata.of(each) for each in shown],
+        data=[FileMetadata.of(each) for each in page.shown],
         first_id=first_id,
         last_id=last_id,
-        has_more=has_more,
-        next_page=f"{_PAGE_PREFIX}{last_id}" if has_more and may_continue else None,
+        has_more=page.has_more,
+        next_page=f"{_PAGE_PREFIX}{last_id}" if page.has_more and may_continue else None,
     )
 
 

@@ -249,11 +249,10 @@ class MediaApi:
     async def list_page(self, http: Request) -> Response:
         refuse_unknown_parameters(http, ("limit", "after", "order"))
         limit, after = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after")
-        found = await run_in_threadpool(
-            self._handles.page, tenant_of(http), limit + 1, after, is_ascending=asks_ascending(http)
+        page = await run_in_threadpool(
+            self._handles.page, tenant_of(http), limit, after, is_ascending=asks_ascending(http)
         )
-        shown = [MediaObject.of(handle) for handle in found[:limit]]
-        return json_response(MediaPage(shown, *ends_of(found[:limit]), has_more=len(found) > limit))
+        return json_response(MediaPage([MediaObject.of(each) for each in page.shown], *page.ends, page.has_more))
 
     async def retrieve(self, http: Request) -> Response:
         handle, named = await self._find(http, _read_salt(http))
@@ -421,8 +420,3 @@ def _id_of(part: PicturePart) -> str:
 
 def _read_salt(http: Request) -> str | None:
     return read_options(b"", http.query_params).cache_salt
-
-
-def ends_of(shown: Sequence[MediaHandle]) -> tuple[str | None, str | None]:
-    """Return the first and the last id of a page of a list; the next page begins after the last."""
-    return (shown[0].id, shown[-1].id) if shown else (None, None)

@@ -101,6 +101,18 @@ class MediaHandle:
     num_spared: int
 
 
+class HandlePage(NamedTuple):
+    """Some of a tenant's handles in the order of a list, and whether others follow."""
+
+    shown: list[MediaHandle]
+    has_more: bool = False
+
+    @property
+    def ends(self) -> tuple[str | None, str | None]:
+        """The first and the last id; the next page begins after the last."""
+        return (self.shown[0].id, self.shown[-1].id) if self.shown else (None, None)
+
+
 class PinHolder(NamedTuple):
     """Who pins pixels: a tenant's handle; its requests (`media_id` is ""), whose pins have a quota; `ADMINISTRATOR`."""
 
@@ -160,7 +172,7 @@ class MediaHandles:
         *,
         is_ascending: bool = False,
         purpose: str | None = None,
-    ) -> list[MediaHandle]:
+    ) -> HandlePage:
         """Return at most `limit` handles after `start`, which may no longer exist; newest first unless `is_ascending`.
 
         `field` is the caller's name for `start`.
@@ -172,9 +184,10 @@ class MediaHandles:
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND id {beyond} ? "
                 f"AND purpose = coalesce(?, purpose) ORDER BY id {order} LIMIT ?",
-                (tenant, self._clock(), start or first, purpose, limit),
+                (tenant, self._clock(), start or first, purpose, limit + 1),
             )
-            return [MediaHandle(*row) for row in rows]
+            found = [MediaHandle(*row) for row in rows]
+        return HandlePage(found[:limit], len(found) > limit)
 
     def end_of_pin(self, holder: PinHolder, media_hash: str) -> float | None:
         """Return when the holder's pin of these pixels ends; None if it has none."""
