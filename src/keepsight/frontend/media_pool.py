@@ -115,20 +115,18 @@ class MediaPool:
             self._cache.touch(item.media_hash)
         with self._lock:
             held = self._find_held(media_hashes, inline=inline)
-            if self._cache.is_any:
-                for modality, count in prepared.count_modalities(set(media_hashes)).items():
-                    self._counters.add(PROCESSOR.queries[modality], count)
+            self._note_queries(prepared, media_hashes)
             checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
-            missing = [each for each in media_hashes if each not in held or each in checked]
-            self._note_hits(prepared, held.keys() - checked)
+            found = {each: pixels for each, pixels in held.items() if each not in checked}
+            missing = [each for each in media_hashes if each not in found]
+            self._note_hits(prepared, found)
             unknown = self._queue_new(waiter, missing, checked)
         if unknown is not None:
             _call(fail, unknown)
             return
-        for media_hash, pixels in held.items():
-            if media_hash not in checked:
-                prepared.account.note_found_pixels(media_hash)
-                _call(deliver, media_hash, pixels)
+        for media_hash, pixels in found.items():
+            prepared.account.note_found_pixels(media_hash)
+            _call(deliver, media_hash, pixels)
 
     def forget(self, request_id: str) -> None:
         """Remove a request's waiters. Pixels that no other request waits for are not made, unless that has begun."""
@@ -273,6 +271,11 @@ class MediaPool:
         self._counters.add(DECODED[job.modality], num_made > 0)
         self._counters.add(PREPROCESSED[job.modality], num_made)
         self._note_size()
+
+    def _note_queries(self, prepared: PreparedRequest, media_hashes: Iterable[str]) -> None:
+        if self._cache.is_any:
+            for modality, count in prepared.count_modalities(set(media_hashes)).items():
+                self._counters.add(PROCESSOR.queries[modality], count)
 
     def _note_hits(self, prepared: PreparedRequest, held: Iterable[str]) -> None:
         counts = prepared.count_modalities(held)

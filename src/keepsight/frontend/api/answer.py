@@ -108,12 +108,12 @@ class AskedPrompts:
     def _count_usage(self, num_tokens: int, num_cached: int, num_thought: int | None = None) -> Usage:
         requests = [each.engine_request for each in self.prompts]
         return Usage.count(
-            sum(len(each.token_ids) for each in requests),
-            num_tokens,
-            sum(each.num_image_tokens for each in requests),
-            num_cached,
-            num_thought,
-            sum(each.num_audio_tokens for each in requests),
+            num_prompt_tokens=sum(len(each.token_ids) for each in requests),
+            num_completion_tokens=num_tokens,
+            num_image_tokens=sum(each.num_image_tokens for each in requests),
+            num_cached_tokens=num_cached,
+            num_thought_tokens=num_thought,
+            num_audio_tokens=sum(each.num_audio_tokens for each in requests),
         )
 
 
