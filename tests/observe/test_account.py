@@ -62,6 +62,25 @@ def test_each_picture_names_the_cache_that_answered_and_the_stages_skipped() -> 
     assert body.work == {"decoded": 1, "preprocessed": 1, "transferred": 2, "encoded": 2}
 
 
+@pytest.mark.parametrize(
+    ("modality", "skipped"),
+    [("video", ["decode", "resize"]), ("audio", ["decode"]), ("image_embeds", []), ("prompt_embeds", [])],
+)
+def test_stages_that_an_item_of_its_kind_never_goes_through_are_not_skipped(
+    modality: Modality, skipped: list[str]
+) -> None:
+    account = RequestAccount("r", [ShownItem("a", 4, modality), ShownItem("b", 4, modality)], 300, began=1.0)
+    account.note_found_pixels("b")
+    account.note_begun(make_begun(MediaReport("device"), MADE))
+    assert [each.skipped for each in account.describe().media] == [[*skipped, "transfer", "encode"], skipped]
+
+
+def test_a_sound_is_decoded_and_not_resized() -> None:
+    account = RequestAccount("r", [ShownItem("a", 4, "audio")], 300, began=1.0)
+    account.note_made(1.01, 1.02, 1.02, ("a",))
+    assert [span.stage for span in account.spans] == ["decode"]
+
+
 class CountedSpans(list[Span]):
     num_readings = 0
 

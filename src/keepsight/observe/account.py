@@ -25,6 +25,12 @@ STAGES_SPARED_BY: dict[AnsweredBy, tuple[Stage, ...]] = {
     "processor": ("decode", "resize"),
     "nobody": (),
 }
+# Those that items of these kinds never go through: only pixels are resized, and embeddings are taken as they are.
+STAGES_WITHOUT: dict[Modality, tuple[Stage, ...]] = {
+    "audio": ("resize",),
+    "image_embeds": ("decode", "resize"),
+    "prompt_embeds": ("decode", "resize"),
+}
 # The stages that come before an engine's.
 STAGES_OF_FRONTEND: tuple[Stage, ...] = ("fetch", "identify", "decode", "resize")
 WORK = ("decoded", "preprocessed", "transferred", "encoded")
@@ -157,12 +163,13 @@ class RequestAccount:
                 self.spans[index] = replace(span, began=span.began - seconds)
 
     def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
-        """Record that one picture was decoded and resized into these items."""
+        """Record that one picture was decoded and resized into these items, or a sound decoded."""
         self._made.update(media_hashes)
         self._work["decoded"] += 1
         self._work["preprocessed"] += len(media_hashes)
         self.note("decode", began, decoded, media_hashes[0])
-        self.note("resize", decoded, resized, media_hashes[0])
+        if "resize" not in STAGES_WITHOUT.get(self.media[self._index_of(media_hashes[0])].modality, ()):
+            self.note("resize", decoded, resized, media_hashes[0])
 
     def note_found_pixels(self, media_hash: str) -> None:
         self._found_pixels.add(media_hash)
@@ -277,7 +284,8 @@ class RequestAccount:
         item, answered_by, tier, skipped = self.media[index], None, None, list[str]()
         if index < len(self._reports):
             answered_by, tier = self._answer_of(index)
-            skipped += (stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done)
+            needless = (*done, *STAGES_WITHOUT.get(item.modality, ()))
+            skipped += (stage for stage in STAGES_SPARED_BY[answered_by] if stage not in needless)
         return MediaBody(
             media_hash=item.media_hash,
             modality=item.modality,
