@@ -156,6 +156,8 @@ class Asker:
         """Return which cache answered each item by the request's account, once an engine has encoded them."""
         account, stories = self.prepared.account, [MediaReport(None, 2.0, 3.0)] * len(media_hashes)
         account.media = [ShownItem(each, 1) for each in media_hashes]
+        for each in media_hashes:
+            account.note_sent(each)
         account.note_begun(RequestBegun(self.prepared.request_id, 1.0, 2.0, 4.0, tuple(stories)))
         return [answered_by for answered_by, _ in account.answers()]
 

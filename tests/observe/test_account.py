@@ -25,12 +25,20 @@ from keepsight.observe.request_observer import (
 from keepsight.requests import MediaReport, RequestBegun
 
 MADE = MediaReport(None, 1.04, 1.06, 1.03)
+# The same, if it is not known when the pixels came.
+UNTIMED = MediaReport(None, 1.04, 1.06)
 # The slot of a histogram's sum, after its buckets.
 SUM = len(BOUNDS) + 1
 
 
 def make_account(*hashes: str, request_id: str = "r") -> RequestAccount:
     return RequestAccount(request_id, [ShownItem(each, 256) for each in hashes], 300, began=1.0)
+
+
+def send(account: RequestAccount) -> None:
+    """Send the pixels of all items."""
+    for item in account.media:
+        account.note_sent(item.media_hash)
 
 
 def make_begun(*stories: MediaReport) -> RequestBegun:
@@ -45,6 +53,7 @@ def test_each_picture_names_the_cache_that_answered_and_the_stages_skipped() -> 
     account = make_account("a", "b", "c", "d")
     account.note_made(1.01, 1.015, 1.02, ("d",))
     account.note_found_pixels("c")
+    send(account)
     account.note_begun(make_begun(MediaReport("prefix"), MediaReport("disk", 1.02, 1.05), MADE, MADE))
     body = account.describe()
     assert [(each.answered_by, each.tier) for each in body.media] == [
@@ -131,8 +140,17 @@ def test_work_done_after_a_first_token_from_the_prefix_cache_is_reported() -> No
 
 def test_an_encoded_picture_counts_as_transferred_without_a_transfer_time() -> None:
     account = make_account("a")
-    account.note_begun(make_begun(MediaReport(None, 1.04, 1.06)))
+    send(account)
+    account.note_begun(make_begun(UNTIMED))
     assert account.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
+
+
+def test_pixels_that_another_request_had_brought_count_as_found_and_not_as_transferred() -> None:
+    account = make_account("a")
+    account.note_begun(make_begun(MADE))
+    body = account.describe()
+    assert (work_counts(body), account.answers()) == ((0, 0, 0, 1), [("processor", "host")])
+    assert body.media[0].skipped == ["decode", "resize"]
 
 
 def test_no_cache_is_named_before_the_first_token() -> None:
@@ -190,7 +208,8 @@ def test_the_account_of_a_request_resubmitted_to_another_engine_keeps_only_the_f
     account.begin_again()
     for found in ("a", "a/1"):
         account.note_found_pixels(found)
-    account.note_begun(make_begun(MADE, MediaReport("device")))
+    send(account)
+    account.note_begun(make_begun(UNTIMED, MediaReport("device")))
     assert account.note_tokens(0, 1.3) is None
     assert account.had_tokens
     body = account.describe()
@@ -204,7 +223,8 @@ def test_the_account_of_a_request_resubmitted_to_another_engine_keeps_only_the_f
 
 def test_the_header_and_the_log_sum_stages_and_name_the_answering_caches() -> None:
     account = make_account("a", "b")
-    account.note_begun(make_begun(MADE, MediaReport("host", 1.02, 1.025)))
+    send(account)
+    account.note_begun(make_begun(UNTIMED, MediaReport("host", 1.02, 1.025)))
     header = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
     assert format_for_header([account]) == header + 'media1;desc="encoder.host"'
     pictures = "pictures: 1 made, 1 from encoder (host)"
@@ -220,7 +240,8 @@ def test_the_log_calls_items_and_their_tokens_what_they_are() -> None:
     assert format_media_tokens([make_account()]) == "0 of pictures"
     assert [each.modality for each in account.describe().media] == list(modalities)
     assert "made" not in format_for_log([account])
-    account.note_begun(make_begun(*[MADE] * 5, MediaReport("prefix")))
+    send(account)
+    account.note_begun(make_begun(*[UNTIMED] * 5, MediaReport("prefix")))
     items_of = "pictures: 1 made; moments of films: 2 made; sounds: 1 made; embeddings: 1 made, 1 from prefix; "
     assert format_for_log([account]).startswith(items_of)
 

@@ -205,9 +205,10 @@ class RequestAccount:
                 self.spans.append(Span("load", report.began, report.ended, index))
             return
         self._work["encoded"] += 1
-        # Counted for each encoding, even if the time of the transfer is unknown.
-        self._work["transferred"] += 1
-        if report.arrived and (sent := self._sent.get(self.media[index].media_hash)):
+        sent = self._sent.get(self.media[index].media_hash)
+        # Neither if another request had brought the pixels.
+        self._work["transferred"] += sent is not None or report.was_cached
+        if sent is not None and report.arrived:
             self.spans.append(Span("transfer", sent, report.arrived, index))
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
@@ -302,9 +303,11 @@ class RequestAccount:
         if report.found_in is not None:
             return "encoder", report.found_in
         # Pixels that were made for a lost engine are found by the next one: that spared nothing.
-        if media_hash not in self._made and (report.was_cached or media_hash in self._found_pixels):
-            return "processor", "host"
-        return "nobody", None
+        if media_hash in self._made:
+            return "nobody", None
+        # What this request did not send, another one had brought.
+        is_found = report.was_cached or media_hash in self._found_pixels or media_hash not in self._sent
+        return ("processor", "host") if is_found else ("nobody", None)
 
     def _index_of(self, media_hash: str) -> int:
         return next(index for index, item in enumerate(self.media) if item.media_hash == media_hash)
