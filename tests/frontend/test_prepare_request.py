@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from keepsight.errors import (
     PromptTooLongError,
     UnreadablePictureError,
 )
+from keepsight.frontend import prepare_request
 from keepsight.frontend.identity import identify_picture
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.pixels import make_pixels
@@ -34,8 +36,10 @@ from keepsight.media import Geometry
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.sampling_params import SamplingParams
 from tests.byte_level_tokenizer import byte_level_checkpoint
+from tests.clock import Clock
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
 from tests.frontend.gemma_like import build_checkpoint_with_hole
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_pictures import encode
 
 PARAMS = SamplingParams()
@@ -565,3 +569,28 @@ def test_a_folder_that_is_no_checkpoint_is_named_even_if_it_is_the_current_one(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: is missing, so its folder is not a checkpoint"):
         RequestPreparer.from_config(Config(model="."))
+
+
+def test_reading_a_document_and_rendering_the_prompt_count_as_identifying(
+    preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pypdfium2")
+    clock = Clock()
+    monkeypatch.setattr(prepare_request, "time", SimpleNamespace(monotonic=clock))
+
+    def slow_down(part: object, name: str, seconds: float) -> None:
+        honest = getattr(part, name)
+
+        def work(*arguments: Any, **options: Any) -> Any:
+            clock.now += seconds
+            return honest(*arguments, **options)
+
+        monkeypatch.setattr(part, name, work)
+
+    slow_down(preparer.intake, "fetch_all", 1)
+    slow_down(preparer._identifier, "pages_of", 10)
+    slow_down(preparer.template, "render", 100)
+    document = {"type": "file", "file": {"file_data": to_data_url(write_pdf(Page(), Page()), "application/pdf")}}
+    account = preparer.prepare_chat(ask(document, "What?"), PARAMS).account
+    assert [(span.stage, span.seconds) for span in account.spans] == [("fetch", 1), ("identify", 110)]
+    assert account.began == Clock.now

@@ -48,7 +48,7 @@ from keepsight.frontend.prompt.unfold_documents import quote_plainly, unfold_doc
 from keepsight.image_processor_config import check_options, prefixing_option_errors
 from keepsight.media import KINDS, TokenSpan
 from keepsight.model_limits import ModelLimits
-from keepsight.observe.account import RequestAccount, ShownItem
+from keepsight.observe.account import RequestAccount, ShownItem, Span
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.requests import MAX_PRIORITY, Adapter, EngineRequest, PromptPin, ThoughtTokens
 from keepsight.sampling_params import SamplingParams
@@ -186,24 +186,28 @@ class RequestPreparer:
         conversation = quote_plainly(read_messages(messages), self._as_plain_text)
         # Before the template runs, whose errors say less about media that the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
+        pictures, fetch = self._fetch(conversation.pictures, cache_salt, downloaded)
+        conversation = replace(conversation, pictures=tuple(pictures))
         if conversation.has_documents:
-            conversation = self._unfold_documents(conversation, cache_salt, downloaded)
+            pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
+            conversation = unfold_documents(conversation, pages_of, self._as_plain_text, self.intake.check_count)
         text = self.template.render(conversation, tools=tools)
         # An iterator: nothing is rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
         # Templates write BOS themselves; if one does not, a processor of transformers adds it, unlike a tokenizer.
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
         room = PromptRoom(self._limits, "messages", max_counted_tokens)
-        prepared = self._prepare(text, conversation.pictures, terms, config, room, downloaded, kept, add_bos=add_bos)
+        prepared = self._prepare(text, conversation.pictures, terms, config, room, fetch, kept, add_bos=add_bos)
         return replace(prepared, continues_prompt=conversation.end == "text")
 
-    def _unfold_documents(
-        self, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
-    ) -> Conversation:
-        fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
-        pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
-        conversation = replace(conversation, pictures=fetched)
-        return unfold_documents(conversation, pages_of, self._as_plain_text, self.intake.check_count)
+    def _fetch(
+        self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
+    ) -> tuple[Sequence[PicturePart], Span]:
+        """Return the parts with bytes in place of URLs, and the stage; it took no time if there was nothing to read."""
+        began = time.monotonic()
+        fetched = self.intake.fetch_all(parts, cache_salt, downloaded)
+        ended = began if all(part.source is None for part in fetched) else time.monotonic()
+        return fetched, Span("fetch", began, ended)
 
     def split_off_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """Split off the thought that answers may begin with, if any, and exempt it from the answers' form."""
@@ -288,7 +292,8 @@ class RequestPreparer:
         terms = _Terms(params, cache_salt, priority, add_eos=add_eos)
         config = self._processor_for(parts, mm_processor_kwargs, "prompt")
         room = PromptRoom(self._limits, "prompt")
-        return self._prepare(prompt, parts, terms, config, room, add_bos=self.tokenizer.lacks_bos(prompt))
+        pictures, fetch = self._fetch(parts, cache_salt)
+        return self._prepare(prompt, pictures, terms, config, room, fetch, add_bos=self.tokenizer.lacks_bos(prompt))
 
     def prepare_tokens(
         self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
@@ -305,7 +310,7 @@ class RequestPreparer:
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
         PromptRoom(self._limits, field).check_expanded(prompt)
         request = self._finish(prompt, (), terms)
-        return PreparedRequest(request, account=_open_account(request, began, began))
+        return PreparedRequest(request, account=_open_account(request, Span("fetch", began, began)))
 
     def prepare_embeds(
         self,
@@ -333,7 +338,7 @@ class RequestPreparer:
         PromptRoom(self._limits, field).check_expanded(prompt)
         named = self._identifier.name(strips, terms.cache_salt)
         request = self._finish(prompt, named, terms)
-        return PreparedRequest(request, named, account=_open_account(request, began, began))
+        return PreparedRequest(request, named, account=_open_account(request, Span("fetch", began, began)))
 
     def _prepare(
         self,
@@ -342,14 +347,11 @@ class RequestPreparer:
         terms: _Terms,
         config: ProcessorConfig,
         room: PromptRoom,
-        downloaded: Downloaded = NOTHING_DOWNLOADED,
+        fetch: Span,
         kept: Iterable[Beginning] = (),
         *,
         add_bos: bool,
     ) -> PreparedRequest:
-        began = time.monotonic()
-        parts = self.intake.fetch_all(parts, terms.cache_salt, downloaded)
-        fetched = began if all(part.source is None for part in parts) else time.monotonic()
         pictures: list[Picture] = []
         try:
             for part in parts:
@@ -362,7 +364,7 @@ class RequestPreparer:
             self._identifier.forget(pictures)
             raise
         sent_first = sorted(named, key=lambda each: each.picture.source is None)
-        return PreparedRequest(request, tuple(sent_first), text=text, account=_open_account(request, began, fetched))
+        return PreparedRequest(request, tuple(sent_first), text=text, account=_open_account(request, fetch))
 
     def _prepare_looked_at(
         self,
@@ -432,13 +434,13 @@ class RequestPreparer:
         )
 
 
-def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
-    """Return the account of a request that has just been prepared. `fetched`: like `began` if nothing was read."""
+def _open_account(request: EngineRequest, fetch: Span) -> RequestAccount:
+    """Return the account of a request that has just been prepared."""
     media = [ShownItem(item.media_hash, item.span.length, item.modality) for item in request.media]
-    account = RequestAccount(request.request_id, media, len(request.token_ids), began)
-    if fetched > began:
-        account.note("fetch", began, fetched)
-    account.note("identify", fetched, time.monotonic())
+    account = RequestAccount(request.request_id, media, len(request.token_ids), fetch.began)
+    if fetch.seconds:
+        account.spans.append(fetch)
+    account.note("identify", fetch.ended, time.monotonic())
     return account
 
 

@@ -66,6 +66,12 @@ def test_too_many_pages_are_refused_before_the_next_document_is_looked_at() -> N
     assert counted == [2, 4]
 
 
+def test_pictures_behind_the_last_document_are_counted_with_its_pages() -> None:
+    counted = list[int]()
+    unfold([UNNAMED, PICTURE, PICTURE], check_count=lambda pictures: counted.append(len(pictures)))
+    assert counted == [2, 4]
+
+
 def test_the_texts_of_all_documents_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CHARACTERS", 120)
     assert unfold([text("x" * 200), UNNAMED])

@@ -69,6 +69,7 @@ def unfold_documents(
                 _check_length(num_characters, own.field)
             places[index, number] = len(parts), len(pictures)
         messages.append({**message, "content": parts} if parts else message)
+    check_count(pictures)  # with those behind the last document
     breakpoints = tuple(_move(each, places) for each in conversation.breakpoints)
     pinned = pin_pictures(pictures, breakpoints)
     return replace(conversation, messages=messages, pictures=pinned, breakpoints=breakpoints)
