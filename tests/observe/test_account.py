@@ -23,6 +23,7 @@ from keepsight.observe.request_observer import (
     RequestObserver,
 )
 from keepsight.requests import MediaReport, RequestBegun
+from tests.names import name_of
 
 MADE = MediaReport(None, 1.04, 1.06, 1.03)
 # The same, if it is not known when the pixels came.
@@ -374,8 +375,19 @@ def test_setting_the_clock_back_does_not_change_which_account_is_newest(
     assert [each.id for each in read_rings(tmp_path)] == ["at last", "after", "before"]
 
 
+def test_an_account_of_a_film_of_forty_moments_is_kept_whole(tmp_path: Path) -> None:
+    now, names = time.monotonic(), list(map(name_of, range(40)))
+    account = RequestAccount("f" * 32, [ShownItem(each, 256, "video") for each in names], 20_000, began=now - 12.3)
+    account.note_made(now - 12.2345, now - 11.2345, now - 11.1234, names)
+    send(account)
+    account.note_begun(RequestBegun("r", now - 12, now - 11, now, (MediaReport(None, now - 9.8765, now, now),) * 40))
+    account.note_end("stop")
+    AccountRing.open(tmp_path, "frontend-0").put(account.describe())
+    assert read_rings(tmp_path) == [account.describe()]
+
+
 def test_an_account_of_very_many_pictures_is_truncated(tmp_path: Path) -> None:
-    account = make_account(*(f"{number:064}" for number in range(100)))
+    account = make_account(*map(name_of, range(100)))
     account.note("identify", 1.0, 1.004)
     account.note_begun(make_begun(*[MADE] * 100))
     account.note_tokens(0, 1.1)
@@ -396,7 +408,7 @@ def test_an_account_that_has_no_room_even_without_its_media_is_left_out(
     tmp_path: Path, hashes: tuple[str, ...]
 ) -> None:
     ring = AccountRing.open(tmp_path, "frontend-0")
-    ring.put(make_account(*hashes, request_id="x" * SLOT_BYTES).describe())
+    ring.put(make_account(*hashes, request_id="".join(map(name_of, range(SLOT_BYTES // 32)))).describe())
     ring.put(make_account(request_id="next").describe())
     assert [each.id for each in read_rings(tmp_path)] == ["next"]
 

@@ -1,13 +1,14 @@
 """The accounts of a frontend's last requests, in memory shared with its siblings: each frontend can report all of them.
 
-Each account has a slot; the newest overwrites the oldest. A slot begins with the time it was written (0 while it is
-being written), from the monotonic clock, which all processes of a machine share.
+Each account has a slot, compressed, and the newest overwrites the oldest. A slot begins with the time it was written (0
+while it is being written), from the monotonic clock, which all processes of a machine share.
 """
 
 import mmap
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -22,7 +23,7 @@ NUM_SLOTS, SLOT_BYTES = 128, 4096
 RING_BYTES = NUM_SLOTS * SLOT_BYTES
 _HEADER = struct.Struct("<QI")  # time of writing, number of bytes
 ROOM = SLOT_BYTES - _HEADER.size
-_encode = msgspec.json.Encoder().encode
+_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(AccountBody)
 
 
@@ -67,10 +68,14 @@ def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
             continue
         start = begin + _HEADER.size
         try:
-            yield written, _decoder.decode(ring[start : start + num_bytes])
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+            yield written, _decoder.decode(zlib.decompress(ring[start : start + num_bytes]))
+        except (msgspec.MsgspecError, UnicodeDecodeError, zlib.error):
             # The slot was overwritten while it was read.
             continue
+
+
+def _encode(account: AccountBody) -> bytes:
+    return zlib.compress(_encoder.encode(account), zlib.Z_BEST_SPEED)
 
 
 def _fit(account: AccountBody) -> bytes:
