@@ -264,7 +264,8 @@ class MediaPool:
             decoding, resizing = ended - began, 0.0
         job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made.pixels))
         with self._lock:
-            self._making[job.modality].note(ended - began, len(made.pixels))
+            # Not the time that a worker takes to start, which only its first items do.
+            self._making[job.modality].note(decoding + resizing, len(made.pixels))
         return made
 
     def _note_made(self, job: _Job, num_made: int) -> None:
