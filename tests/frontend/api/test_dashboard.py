@@ -315,7 +315,7 @@ def test_a_thumbnail_that_failed_to_load_is_requested_again(shown: Page, server:
     for held in (4, 5):
         server.state["caches"][0]["entries"] = held
         look_again(shown)
-        expect(cache(shown, "Processor cache")).to_contain_text(f"{held} pictures")
+        expect(cache(shown, "Processor cache")).to_contain_text(f"{held} items")
         expect(seen).to_be_visible()
     expect(seen).to_have_js_property("naturalWidth", 40)
 

@@ -3,8 +3,8 @@
 import { bytes, count, keep, make, seconds, write } from "./elements.js";
 
 const CACHES = {
-  processor: { title: "Processor cache", holds: "Pixels, ready for the encoder", unit: "picture", reset: "reset_mm_cache" },
-  encoder: { title: "Encoder cache", holds: "Embeddings, ready for the decoder", unit: "picture", reset: "reset_encoder_cache" },
+  processor: { title: "Processor cache", holds: "Pixels, ready for the encoder", unit: "item", reset: "reset_mm_cache" },
+  encoder: { title: "Encoder cache", holds: "Embeddings, ready for the decoder", unit: "item", reset: "reset_encoder_cache" },
   prefix: { title: "Prefix cache", holds: "Keys and values of prompts", unit: "block", reset: "reset_prefix_cache" },
 };
 const TIERS = { device: "Device", host: "Host memory", disk: "Disk", remote: "Redis" };
