@@ -231,6 +231,23 @@ def test_passwords_are_sent_and_never_shown(server: FakeServer, caplog: pytest.L
     assert "cret" not in shown
 
 
+@pytest.mark.parametrize("quote", ["'", "`"])
+def test_a_password_that_the_server_repeats_is_not_shown(tier: RedisTier, server: FakeServer, quote: str) -> None:
+    echo = f"-ERR unknown command {quote}AUTH{quote}, with args beginning with: {quote}s3cret{quote} \r\n"
+    server.misbehave = lambda reply: echo.encode()
+    with pytest.raises(TierError) as refusal:
+        tier.put(key_of(2), array_of(2))
+    assert str(refusal.value) == f"ERR unknown command {quote}AUTH{quote}"
+
+
+def test_a_refusal_cannot_flood_or_forge_the_log(tier: RedisTier, server: FakeServer) -> None:
+    server.misbehave = lambda reply: b"-ERR \n\x1b[31m" + b"x" * 60_000 + b"\r\n"
+    with pytest.raises(TierError) as refusal:
+        tier.put(key_of(2), array_of(2))
+    assert str(refusal.value).startswith("ERR ??[31mxxx")
+    assert len(str(refusal.value)) <= 300
+
+
 @needs_redis
 def test_a_real_server_serves_a_second_tier_and_may_be_killed() -> None:
     with real_server() as (url, process):

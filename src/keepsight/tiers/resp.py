@@ -24,6 +24,8 @@ _MAX_VALUE = 512 * 2**20
 _MAX_REPLIES = 1_000_000
 # Limit on nested replies; our commands get replies nested up to two deep.
 _MAX_DEPTH = 8
+# Limit on what is shown of a server's message.
+_MAX_SHOWN = 300
 # Parts of a command smaller than this are joined.
 _SMALL = 64 * 1024
 # Little, so that a large value's header is received with few of its bytes: these are copied once more.
@@ -136,7 +138,7 @@ class RespConnection:
         line, self._buffer = self._buffer[:end], self._buffer[end + 2 :]
         if line[:1] == b"-":
             refusal = WrongTypeError if line.startswith(b"-WRONGTYPE") else RefusedError
-            raise refusal(line[1:].decode("utf-8", "replace"))
+            raise refusal(_shown(line[1:]))
         if line[:1] not in (b"+", b":", b"$", b"*"):
             raise TierError("not the Redis protocol")
         return line[:1], line[1:]
@@ -196,6 +198,12 @@ def _connect(address: RedisAddress, timeout: float) -> socket.socket:
     if not address.is_tls:
         return connection
     return ssl.create_default_context().wrap_socket(connection, server_hostname=address.host)
+
+
+def _shown(message: bytes) -> str:
+    """Return a server's message as it may be logged: without the arguments that it repeats, such as a password."""
+    text = message.partition(b", with args beginning with")[0][:_MAX_SHOWN].decode("utf-8", "replace")
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _some(num_received: int) -> int:
