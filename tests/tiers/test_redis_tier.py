@@ -146,7 +146,7 @@ def test_an_invalid_reply_is_an_error_or_a_miss_and_does_not_affect_later_replie
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-@pytest.mark.parametrize("error_code", ["OOM", "READONLY", "MISCONF", "NOREPLICAS"])
+@pytest.mark.parametrize("error_code", ["OOM", "READONLY", "MISCONF", "NOREPLICAS", "NOPERM"])
 def test_a_server_that_refuses_writes_is_logged_once_and_still_read(
     tier: RedisTier, server: FakeServer, error_code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -157,6 +157,24 @@ def test_a_server_that_refuses_writes_is_logged_once_and_still_read(
         assert not tier.put(key_of(2), array_of(2))
         assert_equal(tier.get(key_of(1)), array_of(1))
     assert caplog.text.count(f"accepts no more entries: {error_code}") == 1
+
+
+@pytest.mark.parametrize("error_code", ["READONLY", "MISCONF", "NOPERM", "BUSY"])
+def test_a_damaged_value_that_the_server_does_not_remove_is_a_miss_and_logged(
+    tier: RedisTier, server: FakeServer, error_code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, value in server.values.items():
+        server.values[name] = value[:-1] + b"!"
+    server.misbehave = lambda reply: f"-{error_code} no\r\n".encode() if reply == b":1\r\n" else reply
+    assert tier.get(key_of(1)) is None
+    assert f"{key_of(1)} was damaged (checksum): ignored, as it cannot be removed ({error_code} no)" in caplog.text
+
+
+def test_a_server_that_refuses_reads_too_is_not_merely_full(tier: RedisTier, server: FakeServer) -> None:
+    # As a replica without its master, or for a user without permission for any key.
+    server.misbehave = lambda reply: b"-READONLY no\r\n" if reply == b"+OK\r\n" else b"-MASTERDOWN no\r\n"
+    with pytest.raises(TierError, match="MASTERDOWN"):
+        tier.put(key_of(2), array_of(2))
 
 
 def test_endlessly_nested_replies_are_refused(tier: RedisTier, server: FakeServer) -> None:
@@ -198,12 +216,15 @@ def test_corrupted_replies_are_never_accepted(server: FakeServer) -> None:
     tier.close()
 
 
-def test_a_damaged_value_is_removed(tier: RedisTier, server: FakeServer) -> None:
+def test_a_damaged_value_is_removed_and_logged(
+    tier: RedisTier, server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
     for name, value in server.values.items():
         server.values[name] = value[:-1] + b"!"
     assert tier.get(key_of(1)) is None
     assert not server.values
     assert tier.stats().num_damaged == 1
+    assert f"{key_of(1)} was damaged (checksum): removed" in caplog.text
 
 
 @pytest.mark.parametrize("name", [b"ab\xff", b"abc", b"ab\x1b[31m", key_of(1).upper().encode()])
@@ -428,6 +449,22 @@ def test_a_full_server_still_returns_its_entries(max_bytes: int | None, caplog: 
         assert not are_kept[-1]
         assert [tier.get(key_of(number)) is not None for number in range(12)] == are_kept
         assert caplog.text.count("accepts no more entries") == 1
+        tier.close()
+
+
+@needs_redis
+@pytest.mark.parametrize("max_bytes", [None, 50_000_000])
+def test_a_user_who_may_only_read_reads(max_bytes: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    with real_server() as (url, _):
+        put_ten(url, None)
+        run(url, b"ACL", b"SETUSER", b"reader", b"on", b">pw", b"~*", b"+get", b"+eval", b"+ping")
+        tier = RedisTier(url.replace("unix://", "unix://reader:pw@"), max_bytes)
+        for _ in range(2):
+            assert not tier.put(key_of(10), array_of(10))
+            assert_equal(tier.get(key_of(1)), array_of(1))
+        assert caplog.text.count("accepts no more entries: NOPERM") == 1
+        run(url, b"SET", b"keepsight:{embeddings}:" + key_of(2).encode(), b"x" * 300)
+        assert tier.get(key_of(2)) is None
         tier.close()
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from keepsight.errors import TierError
+from keepsight.tiers.damage_log import DamageLog
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
@@ -21,8 +22,9 @@ from keepsight.tiers.redis_address import RedisAddress, parse_address
 from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, WrongTypeError
 from keepsight.tiers.tier import StoredArray, TierStats
 
-# Error prefixes of a server that serves reads but accepts no writes: full, a replica, its own disk full, no replicas.
-_TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
+# Error prefixes of a server that accepts no writes, but may serve reads: full, a replica, its own disk full, no
+# replicas, closed to this user.
+_TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS", "NOPERM")
 # Limit on evictions in one script, so that no other client waits long for it, whatever the budget was before.
 _MAX_EVICTIONS = 1000
 # Time that one write may spend on counting existing entries.
@@ -90,7 +92,8 @@ class RedisTier:
         self._max_bytes = max_bytes
         address = parse_address(url)
         self._reader, self._writer = _Line(address, timeout), _Line(address, timeout)
-        self._num_evictions = self._num_damaged = 0
+        self._num_evictions = 0
+        self._damage = DamageLog("the Redis server")
         # The count in progress, if any: its connection, and the rest of it.
         self._counting: tuple[RespConnection, Iterator[None]] | None = None
         self._fullness = Fullness("the Redis server", max_bytes)
@@ -103,23 +106,27 @@ class RedisTier:
         return False
 
     def get(self, key: str) -> StoredArray | None:
+        return self._get(key, self._reader)
+
+    def _get(self, key: str, line: "_Line") -> StoredArray | None:
         commands: list[list[Part]] = [[b"GET", _name(key)]]
         if self._max_bytes is not None:
             commands.append(_script(_COUNT, key.encode()))
         try:
-            with self._reader.held() as connection:
+            with line.held() as connection:
                 return connection.exchange(commands, lambda: self._read(connection, key))
-        except DamagedEntryError:
-            self._num_damaged += 1
-            self._drop(key)
+        except DamagedEntryError as error:
+            self._damage.report(_name(key).decode(), error, self._drop(key))
             return None
 
-    def _drop(self, key: str) -> None:
-        with self._writer.held() as connection:
-            if self._max_bytes is None:
-                connection.run([b"DEL", _name(key)])
-            else:
-                connection.run(_script(_DROP, key.encode()))
+    def _drop(self, key: str) -> str:
+        """Remove a damaged entry. Return what became of it, for the log."""
+        try:
+            with self._writer.held() as connection:
+                connection.run([b"DEL", _name(key)] if self._max_bytes is None else _script(_DROP, key.encode()))
+        except RefusedError as refusal:
+            return f"ignored, as it cannot be removed ({refusal})"
+        return "removed"
 
     def _read(self, connection: RespConnection, key: str) -> StoredArray | None:
         try:
@@ -145,6 +152,8 @@ class RedisTier:
         except RefusedError as error:
             if not str(error).startswith(_TAKES_NOTHING):
                 raise
+            # Raises if nothing can be read either.
+            self._get(key, self._writer)
             self._fullness.report(error)
             return False
         if is_kept:
@@ -206,10 +215,10 @@ class RedisTier:
             return 0
 
     def verify(self, key: str) -> bool:
-        """Return False if the entry was damaged; it is removed then."""
-        num_damaged = self._num_damaged
+        """Return False if the entry was damaged; it is removed then, if it can be."""
+        num_damaged = self._damage.num_damaged
         self.get(key)
-        return self._num_damaged == num_damaged
+        return self._damage.num_damaged == num_damaged
 
     def note_use(self, key: str) -> None:
         pass
@@ -222,7 +231,7 @@ class RedisTier:
             connection.run([b"DEL", _ACCOUNTS_NAME])
 
     def stats(self) -> TierStats:
-        return TierStats(0, self._max_bytes, 0, self._num_evictions, self._num_damaged)
+        return TierStats(0, self._max_bytes, 0, self._num_evictions, self._damage.num_damaged)
 
     def close(self) -> None:
         self._reader.close()
