@@ -227,6 +227,22 @@ def test_a_damaged_value_is_removed_and_logged(
     assert f"{key_of(1)} was damaged (checksum): removed" in caplog.text
 
 
+def test_sizes_are_asked_for_in_few_round_trips(tier: RedisTier, server: FakeServer) -> None:
+    for number in range(2, 50):
+        assert tier.put(key_of(number), array_of(number))
+    replies = list[bytes]()
+
+    def answer_together(reply: bytes) -> bytes:
+        """Answer the sizes once all of them have been asked for, and the rest at once."""
+        if not reply.startswith(b":"):
+            return reply
+        replies.append(reply)
+        return b"".join(replies) if len(replies) == 49 else b""
+
+    server.misbehave = answer_together
+    assert len(tier.list_sizes()) == 49
+
+
 @pytest.mark.parametrize("name", [b"ab\xff", b"abc", b"ab\x1b[31m", key_of(1).upper().encode()])
 def test_foreign_keys_with_our_prefix_are_neither_listed_nor_cleared(
     tier: RedisTier, server: FakeServer, name: bytes

@@ -205,14 +205,7 @@ class RedisTier:
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of all entries under this prefix, including those that other servers of ours stored."""
         with self._writer.held() as connection:
-            keys = [key for keys in self._pages(connection) for key in keys]
-            return {key: self._size_of(connection, key) for key in keys}
-
-    def _size_of(self, connection: RespConnection, key: str) -> int:
-        try:
-            return _int(connection.run([b"STRLEN", _name(key)]))
-        except WrongTypeError:
-            return 0
+            return {key: size for keys in self._pages(connection) for key, size in _sizes_of(connection, keys)}
 
     def verify(self, key: str) -> bool:
         """Return False if the entry was damaged; it is removed then, if it can be."""
@@ -298,6 +291,19 @@ def _name(key: str) -> bytes:
 
 def _script(script: str, *arguments: bytes) -> list[Part]:
     return [b"EVAL", script.encode(), b"1", _ACCOUNTS_NAME, _PREFIX, *arguments]
+
+
+def _sizes_of(connection: RespConnection, keys: list[str]) -> list[tuple[str, int]]:
+    """Ask for all sizes at once."""
+
+    def read_size() -> int:
+        try:
+            return _int(connection.read_reply())
+        except WrongTypeError:
+            return 0
+
+    commands = [[b"STRLEN", _name(key)] for key in keys]
+    return connection.exchange(commands, lambda: [(key, read_size()) for key in keys])
 
 
 def _int(reply: Reply) -> int:
