@@ -222,6 +222,19 @@ def test_uses_are_noted_after_queued_writes(make: Make) -> None:
     assert tier.uses == [key_of(9), key_of(0)]
 
 
+def test_noting_a_use_does_not_bring_back_a_tier_that_fails(make: Make) -> None:
+    tier = FakeTier()
+    tier.error = OSError("gone")
+    store = make(tier)
+    assert Loader(store).load(1) is None
+    # The pause is soon over, and only reads and writes tell whether the tier works again.
+    wait_until(lambda: not store.list_unasked())
+    store.note_use(key_of(1))
+    assert store.wait_written(20)
+    assert store.why_unused()["disk"] == "OSError: gone"
+    assert not tier.uses
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), ZeroDivisionError("our own fault"), None])
 def test_entries_that_a_tier_did_not_take_are_counted_and_reported(
     make: Make, error: Exception | None, tmp_path: Path

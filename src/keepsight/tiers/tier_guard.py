@@ -59,6 +59,12 @@ class TierGuard:
         with self._lock:
             return self._may_begin()
 
+    @property
+    def is_trusted(self) -> bool:
+        """True if the tier is usable and not about to be tried."""
+        with self._lock:
+            return self._set_aside_until is None and not self._is_stuck()
+
     @contextmanager
     def watch(self) -> Iterator[bool]:
         """Yield whether the operation may begin. An OSError or TierError that it raises is caught and noted here."""

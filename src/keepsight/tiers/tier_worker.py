@@ -93,11 +93,14 @@ class TierWorker:
             self._changed.notify_all()
 
     def note_use(self, key: str) -> None:
-        """Queue a use behind all writes; an entry that waits to be written itself becomes the last one."""
+        """Queue a use behind all writes; an entry that waits to be written itself becomes the last one.
+
+        No use tries a tier that was set aside: tiers ignore failures to note one, and some note none.
+        """
         with self._changed:
             if key in self._writes:
                 self._writes.move_to_end(key)
-            elif not self._is_closed and self.guard.is_usable and len(self._writes) < _MAX_USES:
+            elif not self._is_closed and self.guard.is_trusted and len(self._writes) < _MAX_USES:
                 self._writes[key] = None
                 self._changed.notify_all()
 
