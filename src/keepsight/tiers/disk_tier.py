@@ -379,7 +379,7 @@ class DiskTier:
 
     def _remove(self, key: str) -> bool:
         """Return False if there was no file: others may have removed what this process knew."""
-        was_there = self._unlink(self._entries / key)
+        was_there = self._unlink(self._entries / key, self._known.size_of(key))
         self._known.forget(key)
         return was_there
 
@@ -387,11 +387,11 @@ class DiskTier:
         for file in entries:
             self._remove(file.name)
 
-    def _unlink(self, path: Path) -> bool:
+    def _unlink(self, path: Path, counted: int | None = None) -> bool:
         with suppress(FileNotFoundError, IsADirectoryError):
-            num_bytes = path.lstat().st_size
+            num_bytes = occupied(path.lstat().st_size)
             path.unlink()
-            self._ledger.remove_file(occupied(num_bytes))
+            self._ledger.remove_file(min(num_bytes, num_bytes if counted is None else counted))
             return True
         return False
 

@@ -42,6 +42,11 @@ class KnownFiles:
         with self._lock:
             return {key: file.num_bytes for key, file in self._files.items()}
 
+    def size_of(self, key: str) -> int | None:
+        """Return its size as it was counted: a damaged file may have any."""
+        file = self._files.get(key)
+        return None if file is None else file.num_bytes
+
     def last_use_of(self, key: str) -> int | None:
         file = self._files.get(key)
         return None if file is None else file.last_use
