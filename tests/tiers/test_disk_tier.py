@@ -513,6 +513,28 @@ def test_a_full_disk_is_logged_once_though_another_process_stored_some_of_the_en
     other.close()
 
 
+def test_a_disk_with_room_for_small_entries_only_is_logged_once_until_a_large_one_is_kept(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    room, reserve = PAGE, os.posix_fallocate
+
+    def reserve_little(descriptor: int, offset: int, num_bytes: int) -> None:
+        if num_bytes > room:
+            raise OSError(errno.ENOSPC, "No such luck")
+        reserve(descriptor, offset, num_bytes)
+
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.posix_fallocate", reserve_little)
+    sizes = [8000, 3000, 6000, 3000, 8000]
+    kept = [tier.put(key_of(number), array_of(number, size)) for number, size in enumerate(sizes)]
+    assert kept == [False, True, False, True, False]
+    assert caplog.text.count("accepts no more entries") == 1
+    room = 3 * PAGE
+    assert tier.put(key_of(5), array_of(5, 8000))
+    room = 0
+    assert not tier.put(key_of(6), array_of(6))
+    assert caplog.text.count("accepts no more entries") == 2
+
+
 @pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES, errno.EPERM])
 def test_a_damaged_entry_that_may_not_be_removed_is_a_miss(
     tier: DiskTier, number: int, monkeypatch: pytest.MonkeyPatch

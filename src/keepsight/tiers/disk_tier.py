@@ -183,7 +183,7 @@ class DiskTier:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            self._fullness.report(error)
+            self._fullness.report(error, array.num_bytes)
             return False
 
     def _put(self, key: str, array: StoredArray) -> bool:
@@ -209,7 +209,7 @@ class DiskTier:
         finally:
             os.close(descriptor)
         # Not for an entry that another process stored: that says nothing of the room.
-        self._fullness.end()
+        self._fullness.end(occupied(num_bytes))
         return True
 
     def note_use(self, key: str) -> None:
@@ -341,10 +341,10 @@ class DiskTier:
 
     def _blame_pins(self, num_bytes: int) -> None:
         """Log that pins take the room. Raises TierError if it is not they that take it."""
-        num_pinned_bytes = self._known.num_bytes
-        if num_pinned_bytes + num_bytes <= self._max_bytes:
+        num_pinned = self._known.num_bytes
+        if num_pinned + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of entries being written")
-        self._fullness.report(f"{num_pinned_bytes} of {self._max_bytes} bytes are pinned (keepsight cache unpin)")
+        self._fullness.report(f"{num_pinned} of {self._max_bytes} bytes are pinned (keepsight cache unpin)", num_bytes)
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """Create a file of its final size, so that every count includes it and a full disk is noticed now."""

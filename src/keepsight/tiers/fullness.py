@@ -8,7 +8,9 @@ logger = logging.getLogger(__name__)
 class Fullness:
     def __init__(self, place: object, max_bytes: int | None) -> None:
         self._place, self._max_bytes = place, max_bytes
-        self._is_logged = self._has_turned_away = False
+        self._has_turned_away = False
+        # The bytes of the largest entry refused since the last log line, if any.
+        self._refused: int | None = None
 
     def turns_away(self, num_bytes: int) -> bool:
         """Return True if an entry is larger than the whole tier."""
@@ -24,11 +26,13 @@ class Fullness:
             )
         return True
 
-    def report(self, reason: object) -> None:
-        """Log that the tier accepts nothing more; not again until it has kept something (`end`)."""
-        if not self._is_logged:
-            self._is_logged = True
+    def report(self, reason: object, num_bytes: int = 0) -> None:
+        """Log that the tier accepts nothing more; not again until it has kept an entry of that size (`end`)."""
+        if self._refused is None:
             logger.error("%s accepts no more entries: %s", self._place, reason)
+        self._refused = max(num_bytes, self._refused or 0)
 
-    def end(self) -> None:
-        self._is_logged = False
+    def end(self, num_bytes: int) -> None:
+        """Note that an entry was kept. Where there is still room for small ones, large ones are refused by turns."""
+        if self._refused is not None and num_bytes >= self._refused:
+            self._refused = None

@@ -154,10 +154,10 @@ class RedisTier:
                 raise
             # Raises if nothing can be read either.
             self._get(key, self._writer)
-            self._fullness.report(error)
+            self._fullness.report(error, array.num_bytes)
             return False
         if is_kept:
-            self._fullness.end()
+            self._fullness.end(array.num_bytes)
         return is_kept
 
     def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview]) -> bool:
