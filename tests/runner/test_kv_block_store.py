@@ -24,7 +24,7 @@ def test_pages_that_a_gpu_has_no_room_for_are_refused_with_their_size(monkeypatc
     def refuse(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
-    monkeypatch.setattr(torch, "empty", refuse)
+    monkeypatch.setattr(torch, "zeros", refuse)
     with pytest.raises(PagesTooLargeError, match=r"^2097152 KV blocks take 1\.0 GiB, .*: CUDA out of memory\. Tried"):
         KvBlockStore(SHAPE, 2**21, 8, Placement(torch.device("meta"), torch.bfloat16))
 

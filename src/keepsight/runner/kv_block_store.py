@@ -6,7 +6,8 @@ Which sequence owns which page or state is decided elsewhere.
 import math
 import mmap
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from keepsight.models.model import ModelShape, StateShape
 from keepsight.runner.memory_ahead import MemoryAhead
 from keepsight.scheduling.step_plan import PageCopy, StateCopy
 
+_Shape = tuple[tuple[int, ...], torch.dtype]
+
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
@@ -30,27 +33,17 @@ class KvBlockStore:
         num_bytes = num_blocks * block_size * shape.numbers_per_position * place.kv_dtype.itemsize
         num_bytes += (num_state_slots + SPARE_STATE_SLOTS) * shape.bytes_per_state
         memory = list[mmap.mmap]()
-        # [tensors, slots, kv_heads, head_dim] for each shape of heads, on a CPU for each tensor.
-        made: list[Tensor] = []
+        joined = place.device.type != "cpu"
+        # For each layer, of its keys and of its values: [slots, kv_heads, head_dim].
+        shapes = [((num_blocks * block_size, *heads), place.kv_dtype) for heads in shape.kv_heads for _ in range(2)]
         try:
-            for heads, num_layers in Counter(shape.kv_heads).items():
-                num_tensors, slots = 2 * num_layers, (num_blocks * block_size, *heads)
-                if place.device.type == "cpu":
-                    made += [_map(slots, place.kv_dtype, memory) for _ in range(num_tensors)]
-                else:
-                    made.append(torch.empty((num_tensors, *slots), device=place.device, dtype=place.kv_dtype))
-            self.states = StateStore(shape.states, num_state_slots, place.device, joined=place.device.type != "cpu")
+            made, tensors = _allocate(shapes, place.device, memory, joined=joined)
+            self.states = StateStore(shape.states, num_state_slots, place.device, joined=joined)
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
             raise PagesTooLargeError(num_blocks, num_bytes, str(error)) from error
         # A page is copied in as many pieces as there are allocations: [tensors, blocks, numbers of a block].
         self._pages = [each.view(len(each), num_blocks, -1) for each in made]
-        tensors = {
-            heads: iter([tensor for each in made if tuple(each.shape[2:]) == heads for tensor in each])
-            for heads in set(shape.kv_heads)
-        }
-        self.layers: Sequence[LayerCache] = [
-            LayerCache(next(tensors[heads]), next(tensors[heads])) for heads in shape.kv_heads
-        ]
+        self.layers: Sequence[LayerCache] = list(map(LayerCache, tensors[::2], tensors[1::2]))
         # With prefix caching every prompt is written to untouched memory, until all blocks have been used.
         self._ahead = MemoryAhead(memory, num_blocks)
 
@@ -82,24 +75,10 @@ class KvBlockStore:
 
 class StateStore:
     def __init__(self, shapes: Sequence[StateShape], num_slots: int, device: torch.device, *, joined: bool) -> None:
-        """`joined`: as few tensors as possible, as on a GPU copying each costs a launch; else in host memory that is
-        allocated as states are written.
-        """
         self.spare_slot, num_slots = num_slots, num_slots + SPARE_STATE_SLOTS
-        # [states, slots, ...]: if joined, one for all states of a shape.
-        self._made: Sequence[Tensor]
-        # [slots, ...] for each state.
-        self.of_layers: Sequence[Tensor]
-        if not joined:
-            self._made = [_map((num_slots, *each.shape), each.dtype, []) for each in shapes]
-            self.of_layers = [states for [states] in self._made]
-        else:
-            made = {
-                each: torch.zeros(number, num_slots, *each.shape, dtype=each.dtype, device=device)
-                for each, number in Counter(shapes).items()
-            }
-            self._made, following = list(made.values()), {each: iter(states) for each, states in made.items()}
-            self.of_layers = [next(following[each]) for each in shapes]
+        of_slots = [((num_slots, *each.shape), each.dtype) for each in shapes]
+        # [states, slots, ...] for each allocation, and [slots, ...] for each state.
+        self._made, self.of_layers = _allocate(of_slots, device, [], joined=joined)
 
     def copy(self, copies: Iterable[StateCopy]) -> None:
         for source, target in copies:
@@ -112,11 +91,30 @@ class StateStore:
             states[:, slots] = 0
 
 
-def _map(slots: tuple[int, ...], dtype: torch.dtype, memory: list[mmap.mmap]) -> Tensor:
-    """Return a tensor [1, *slots] in new memory of its own, added to `memory`."""
+def _allocate(
+    shapes: Sequence[_Shape], device: torch.device, memory: list[mmap.mmap], *, joined: bool
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Allocate a tensor of zeros of each shape. Return the allocations [tensors, *shape], and the tensors in order.
+
+    `joined`: one allocation for all tensors of a shape, as on a GPU copying each costs a launch; else in host memory,
+    added to `memory`, that is allocated as it is written.
+    """
+    made, tensors = list[Tensor](), dict[_Shape, Iterator[Tensor]]()
+    for (shape, dtype), number in Counter(shapes).items():
+        if joined:
+            own = [torch.zeros((number, *shape), dtype=dtype, device=device)]
+        else:
+            own = [_map(shape, dtype, memory) for _ in range(number)]
+        made += own
+        tensors[shape, dtype] = chain.from_iterable(own)
+    return made, [next(tensors[each]) for each in shapes]
+
+
+def _map(shape: tuple[int, ...], dtype: torch.dtype, memory: list[mmap.mmap]) -> Tensor:
+    """Return a tensor [1, *shape] in new memory of its own, added to `memory`."""
     # Allocated by the kernel at first write; private, as shared mappings cost the kernel twice the work.
-    memory.append(mmap.mmap(-1, math.prod(slots) * dtype.itemsize, flags=_PRIVATE))
-    return torch.frombuffer(memory[-1], dtype=dtype).view(1, *slots)
+    memory.append(mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=_PRIVATE))
+    return torch.frombuffer(memory[-1], dtype=dtype).view(1, *shape)
 
 
 def _choose(rows: Sequence[int]) -> slice | list[int]:
