@@ -17,6 +17,15 @@ def add_address(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
 
 
+def add_shutdown_timeout(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        help=f"seconds for running answers to finish when the {what} shuts down (default: 30)",
+    )
+
+
 def allow_many_open_files() -> None:
     """Raise the limit on open files as far as possible, for child processes too: each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

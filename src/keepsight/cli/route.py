@@ -14,7 +14,7 @@ from keepsight.bench.address import Address
 from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, router_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
 from keepsight.cli.end_on_ctrl_c import INTERRUPTED
-from keepsight.cli.listen import add_address, allow_many_open_files, listen
+from keepsight.cli.listen import add_address, add_shutdown_timeout, allow_many_open_files, listen
 from keepsight.cli.ray_servers import add_ray_arguments, ray_servers
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.fair_accept import FairAcceptServer
@@ -35,19 +35,14 @@ logger = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--replica",
+        FLAG,
         action="append",
         default=[],
         metavar="URL",
-        help="address of a server (`keepsight serve`), such as http://10.0.0.1:8000; repeat it for each",
+        help=f"address of a server (`keepsight serve`), such as {_EXAMPLE}; repeat it for each",
     )
     add_address(parser)
-    parser.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        help="seconds for running answers to finish when the router shuts down (default: 30)",
-    )
+    add_shutdown_timeout(parser, "router")
     group = parser.add_argument_group("HTTP")
     add_tls_arguments(group)
     add_body_arguments(group)

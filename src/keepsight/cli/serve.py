@@ -11,7 +11,7 @@ from collections.abc import Collection
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_is_text, check_minimums
-from keepsight.cli.listen import add_address, allow_many_open_files, listen
+from keepsight.cli.listen import add_address, add_shutdown_timeout, allow_many_open_files, listen
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
@@ -51,12 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="engines that share the requests, each with a GPU or part of the cores (default: 1)",
     )
-    parser.add_argument(
-        "--shutdown-timeout",
-        type=float,
-        default=30.0,
-        help="seconds for running answers to finish when the server shuts down (default: 30)",
-    )
+    add_shutdown_timeout(parser, "server")
     parser.add_argument(
         "--watchdog-timeout",
         type=float,
