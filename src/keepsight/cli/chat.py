@@ -101,11 +101,9 @@ class Answer:
 
 
 class Chat:
-    def __init__(
-        self, server: OpenAIServer, model: str, options: Mapping[str, Any] | None = None, system: str | None = None
-    ) -> None:
+    def __init__(self, server: OpenAIServer, model: str, options: Mapping[str, Any], system: str | None) -> None:
         self.model = model
-        self._server, self._options = server, options or {}
+        self._server, self._options = server, options
         self._opening = [{"role": "system", "content": system}] if system else []
         self._messages: list[dict[str, Any]] = list(self._opening)
         self._pictures: list[dict[str, Any]] = []

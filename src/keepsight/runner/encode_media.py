@@ -62,8 +62,8 @@ def encode_media(
     model: Model,
     normalizer: Normalizer | None,
     pixels: Sequence[Pixels],
-    modality: Modality = "image",
-    adapter: AdapterWeights | None = None,
+    modality: Modality,
+    adapter: AdapterWeights | None,
 ) -> Generator[None, None, Tensor]:
     """Encode pixels of one shape -> [pictures, tokens, hidden]"""
     if modality not in ENCODED:  # the client sent embeddings, as the projector or the token table would give them

@@ -14,9 +14,7 @@ from keepsight.scaleout.router_app import Router
 CUT = "ASGI callable returned without completing response."
 
 
-def make_router(
-    start: Callable[[Replicas], None], settings: ApiSettings, shutdown_seconds: float = 30.0
-) -> FairAcceptServer:
+def make_router(start: Callable[[Replicas], None], settings: ApiSettings, shutdown_seconds: float) -> FairAcceptServer:
     """`start`: adds the replicas; called on the event loop."""
     logging.getLogger("uvicorn.error").addFilter(_is_no_cut)
     replicas = Replicas()
