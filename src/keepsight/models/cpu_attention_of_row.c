@@ -68,6 +68,19 @@ INLINE void add_some_values(
         memcpy(out + head * dim, sums[head], vectors * sizeof sums[head][0]);
 }
 
+/* Add all numbers of `count` values. */
+INLINE void add_values(
+    float *out, places values, long first, long count, const float *weights, long dim, const int heads, const int is_paired)
+{
+    long d = 0;
+    for (; d + VALUES_AT_ONCE * LANES <= dim; d += VALUES_AT_ONCE * LANES) {
+        const places from_d = from_number(values, d, is_paired);
+        add_some_values(out + d, from_d, first, count, weights, dim, heads, VALUES_AT_ONCE, is_paired);
+    }
+    for (; d < dim; d += LANES)
+        add_some_values(out + d, from_number(values, d, is_paired), first, count, weights, dim, heads, 1, is_paired);
+}
+
 /* Turn one head's scores into weights (or pairs) relative to the highest score so far; rescale earlier sums to match. */
 INLINE void weigh_head(
     float *scores, long count, float *highest, float *total, float *out, long dim, const int is_paired)
@@ -125,16 +138,7 @@ INLINE void attend_some(
         }
         for (long key = 0; key < count; key += LANES) {
             const float *weights = scores + (is_paired ? key / 2 : key);
-            const long some = lesser(count - key, LANES);
-            long d = 0;
-            for (; d + VALUES_AT_ONCE * LANES <= dim; d += VALUES_AT_ONCE * LANES) {
-                const places from_d = from_number(values, d, is_paired);
-                add_some_values(out + d, from_d, at + key, some, weights, dim, heads, VALUES_AT_ONCE, is_paired);
-            }
-            for (; d < dim; d += LANES) {
-                const places from_d = from_number(values, d, is_paired);
-                add_some_values(out + d, from_d, at + key, some, weights, dim, heads, 1, is_paired);
-            }
+            add_values(out, values, at + key, lesser(count - key, LANES), weights, dim, heads, is_paired);
         }
     }
     float *given = w->out + row * w->out_stride + first_head * dim;
