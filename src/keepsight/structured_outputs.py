@@ -152,17 +152,17 @@ def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
         part, is_schema = rest.pop()
         if isinstance(part, list):
             rest += ((each, True) for each in part)
+        elif isinstance(part, dict) and not is_schema:
+            rest += ((each, True) for each in part.values())
         elif isinstance(part, dict):
-            if is_schema and is_lenient:
+            if is_lenient:
                 _free_names(part)
-            if is_schema and "anyOf" not in part and _has_distinct_numbers(part.get("oneOf")):
+            if "anyOf" not in part and _has_distinct_numbers(part.get("oneOf")):
                 one_ofs.append(part)
-            leads_into_one_of |= is_schema and "/oneOf/" in str(part.get("$ref"))
-            for name in [name for name, inner in part.items() if is_schema and _is_unenforced(name, inner, is_lenient)]:
+            leads_into_one_of |= "/oneOf/" in str(part.get("$ref"))
+            for name in [name for name, inner in part.items() if _is_unenforced(name, inner, is_lenient)]:
                 del part[name]
-            for name, inner in part.items():
-                if not (is_schema and name in _VALUES):
-                    rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
+            rest += ((inner, name not in _MAPS_OF_SCHEMAS) for name, inner in part.items() if name not in _VALUES)
     # If lenient, llguidance does so itself.
     for part in [] if is_lenient or leads_into_one_of else one_ofs:
         part["anyOf"] = part.pop("oneOf")
