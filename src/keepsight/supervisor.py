@@ -40,7 +40,7 @@ from keepsight.ipc.control import (
 )
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.start_folder import start_folder
-from keepsight.ipc.take_signals import without_requests_to_end
+from keepsight.ipc.take_signals import INTERRUPTED, without_requests_to_end
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
 from keepsight.program_identity import PYTHON
@@ -57,8 +57,6 @@ READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 LOOK_SECONDS = 60.0
 # Time for telling callers that there will be no answer, and for an engine that has nothing left to do.
 GOODBYE_SECONDS = 5.0
-# Exit status of a process that ended by a signal, as shells report it.
-INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

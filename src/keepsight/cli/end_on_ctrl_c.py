@@ -5,8 +5,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# The exit status that shells use for a process ended by Ctrl-C.
-INTERRUPTED = 128 + signal.SIGINT
+from keepsight.ipc.take_signals import INTERRUPTED
 
 
 @contextmanager

@@ -12,10 +12,11 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
-from keepsight.cli.end_on_ctrl_c import INTERRUPTED, ending_on_ctrl_c
+from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
+from keepsight.ipc.take_signals import INTERRUPTED
 
 # A command's module is imported only when it is called: most need neither torch nor a web server.
 COMMANDS = {

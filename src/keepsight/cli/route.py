@@ -13,13 +13,12 @@ from keepsight.authorities import report_unreadable_authorities
 from keepsight.bench.address import Address
 from keepsight.cli.api_arguments import add_body_arguments, add_tls_arguments, router_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
-from keepsight.cli.end_on_ctrl_c import INTERRUPTED
 from keepsight.cli.listen import add_address, add_shutdown_timeout, allow_many_open_files, listen
 from keepsight.cli.ray_servers import add_ray_arguments, ray_servers
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.ipc.server_log import begin_log
-from keepsight.ipc.take_signals import REQUESTS_TO_END
+from keepsight.ipc.take_signals import INTERRUPTED, REQUESTS_TO_END
 from keepsight.scaleout.replicas import Replicas
 from keepsight.scaleout.router_server import make_router
 from keepsight.supervisor import url_of

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 # They ask a server to end. A service manager or a terminal may send them to each of its processes.
 REQUESTS_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The exit status that shells use for a process ended by Ctrl-C.
+INTERRUPTED = 128 + signal.SIGINT
 
 
 @contextmanager
