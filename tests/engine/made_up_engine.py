@@ -12,8 +12,6 @@ from tests.scheduling.drive import END_IDS
 
 def make_engine(config: EngineConfig, runner: Runner, inbox: Inbox, **differing: Any) -> LoadedEngine:
     fields: dict[str, Any] = {
-        "max_model_len": config.scheduler.max_model_len,
-        "takes_media": True,
         "accepts_unrequested_pixels": True,
         "bytes_per_block": 1024,
         "computes_on_cores": False,

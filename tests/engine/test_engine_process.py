@@ -60,7 +60,7 @@ class Engine:
         self.runner = Runner(self.config.kv_cache.num_blocks, self.config.kv_cache.block_size)
         self.endpoint = f"ipc://{path}/engine-1"
         start = StartEngine({}, str(path), "none", self.endpoint, {}, watchdog_seconds, program="this")
-        loaded = make_engine(self.config, self.runner, Inbox(), max_model_len=200, computes_on_cores=computes_on_cores)
+        loaded = make_engine(self.config, self.runner, Inbox(), computes_on_cores=computes_on_cores)
         self.process = EngineProcess(start, Config(), loaded)
         self.status: int | None = None
         self._thread = threading.Thread(target=self._run)
@@ -122,7 +122,7 @@ def endless(request_id: str) -> EngineRequest:
 
 def test_a_frontend_receives_the_engine_s_properties(frontends: list[Frontend]) -> None:
     welcome = frontends[0].welcome
-    assert (welcome.max_model_len, welcome.accepts_unrequested_pixels) == (200, True)
+    assert (welcome.max_model_len, welcome.accepts_unrequested_pixels) == (20_000, True)
 
 
 def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Frontend]) -> None:

@@ -83,8 +83,6 @@ def load_engine(
         scheduler=scheduler,
         runner=runner,
         inbox=inbox,
-        max_model_len=engine_config.scheduler.max_model_len,
-        takes_media=size.tokens_per_item > 0,
         accepts_unrequested_pixels=not config.has_far_tiers,
         bytes_per_block=size.bytes_per_position * engine_config.kv_cache.block_size,
         computes_on_cores=model.place.device.type == "cpu",

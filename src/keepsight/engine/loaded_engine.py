@@ -21,9 +21,6 @@ class LoadedEngine:
     runner: Runner
     # The inbox that the runner wakes.
     inbox: Inbox
-    # No more than there is memory for.
-    max_model_len: int
-    takes_media: bool
     # See `Welcome`.
     accepts_unrequested_pixels: bool
     # Size of the keys and values of one block.
@@ -34,6 +31,15 @@ class LoadedEngine:
     prefixes: PrefixTiers | None = None
     # None if requests may not name adapters.
     adapters: HeldAdapters | None = None
+
+    @property
+    def max_model_len(self) -> int:
+        """The most positions of a request: no more than there is memory for."""
+        return self.scheduler.config.max_model_len
+
+    @property
+    def takes_media(self) -> bool:
+        return self.scheduler.config.tokens_per_item > 0
 
     def make_meter(self, counters: Counters, source: PixelSource) -> EngineMeter:
         return EngineMeter(counters, self.scheduler, self.bytes_per_block, source, self.tiers, self.prefixes)
