@@ -117,6 +117,17 @@ def test_a_picture_that_comes_with_a_uuid_is_looked_at_anew(preparer: RequestPre
     assert preparer.recognize(read_messages(ask(content | {"uuid": "mine"})), None) is None
 
 
+def test_where_exif_ids_are_trusted_a_picture_is_recognized_only_if_it_has_none() -> None:
+    preparer = RequestPreparer.from_config(Config(trust_exif_image_id=True))
+    for content in (encode(draw(1).picture, "PNG"), with_image_id(draw(1).picture)):
+        conversation = read_messages(ask(by_url_of(content)))
+        sent = preparer.prepare_chat(conversation, PARAMS)
+        recognized = preparer.recognize(conversation, None)
+        assert (recognized is None) == (b"eXIf" in content)
+        again = preparer.prepare_chat(recognized or conversation, PARAMS)
+        assert hashes_of(again) == hashes_of(sent)
+
+
 def test_what_was_refused_is_never_recognized(preparer: RequestPreparer) -> None:
     conversation = read_messages(ask(by_url_of(b"no picture"), "What?"))
     with pytest.raises(UnreadablePictureError):

@@ -362,9 +362,8 @@ class PictureIdentifier:
         if part.source is None:
             # Its size is known but, for a borrowed model, perhaps not its layout in a prompt.
             return part if self._layouts is None else None
-        # A part that has, or may have, a given name is not recognized by its content.
-        may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
-        is_named_so = part.modality in ENCODED and not may_have_another and not isinstance(part, DocumentPart)
+        # What has a given name is not recognized by its content: a file with a trusted ImageID was never learned.
+        is_named_so = part.modality in ENCODED and part.uuid is None and not isinstance(part, DocumentPart)
         if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
             return None
         try:
