@@ -8,7 +8,13 @@ import pytest
 from PIL import Image
 
 from keepsight import LLM, SamplingParams
-from keepsight.errors import InvalidArgumentError, MediaConflictError, UnknownMediaError, UnsupportedFieldError
+from keepsight.errors import (
+    InvalidArgumentError,
+    MediaConflictError,
+    UnknownMediaError,
+    UnreadablePictureError,
+    UnsupportedFieldError,
+)
 from keepsight.observe.metric_values import Counter, Histogram
 from keepsight.outputs import RequestOutput
 from tests.drawn import Drawn, ask, by_object, draw, to_data_url
@@ -112,6 +118,14 @@ def test_the_uuid_of_an_evicted_picture_is_unknown_until_the_picture_is_sent_aga
     assert caught.value.field == "messages[0].content[0].image_url"
     ask_about(llm, by_object(drawn.picture) | {"uuid": "lost"}, drawn)
     ask_about(llm, {"type": "image_url", "uuid": "lost"}, drawn)
+
+
+def test_a_uuid_whose_picture_cannot_be_made_is_free_for_one_of_another_size(llm: LLM) -> None:
+    drawn = draw(42)
+    content = encode(drawn.picture.resize((100, 60)), "PNG")
+    with pytest.raises(UnreadablePictureError):
+        ask_about(llm, by_content(content[: len(content) // 2]) | {"uuid": "half"}, drawn)
+    ask_about(llm, by_object(drawn.picture) | {"uuid": "half"}, drawn)
 
 
 def test_a_cached_picture_is_found_by_its_uuid_even_with_verify_hits() -> None:

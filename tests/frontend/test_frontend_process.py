@@ -3,6 +3,7 @@
 import gc
 import logging
 import threading
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -10,6 +11,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from keepsight.checkpoint_folder import list_files
+from keepsight.config import Config
 from keepsight.demo import checkpoint_path
 from keepsight.errors import CheckpointError
 from keepsight.frontend import frontend_process
@@ -72,6 +74,16 @@ def test_without_room_for_uploads_or_responses_everything_else_is_served(
 
 def _kinds(created: SimpleNamespace) -> set[str]:
     return {type(given).__name__ for given in created.app_of.values()}
+
+
+def test_a_frontend_takes_no_memory_for_pixels_if_the_model_reads_text_only(tmp_path: Path) -> None:
+    frontend, config = StartingFrontend(tmp_path), Config(mm_processor_cache_gb=1e-4)
+    frontend._start = MagicMock(pixel_mode="shm")
+    with closing(frontend._open_cache(config)) as cache:
+        assert cache.is_any
+    frontend._preparer.processor = None
+    assert not frontend._open_cache(config).is_any
+    assert not any(tmp_path.iterdir())
 
 
 def test_a_frontend_does_not_start_with_another_model_than_the_server_s(tmp_path: Path) -> None:
