@@ -444,6 +444,13 @@ def test_evict_first_marks_work_across_processes_but_not_on_pins(store: SharedSt
     other.close()
 
 
+def test_a_mark_made_too_late_does_not_apply_to_the_next_entry_of_its_name(store: SharedStore, folder: Path) -> None:
+    (folder / "first").mkdir()
+    (folder / "first" / name_of(9)).touch()
+    put(store, *range(11))
+    assert held(store) == list(range(1, 11))
+
+
 def test_marking_missing_entries_or_failing_to_mark_is_harmless(
     store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
