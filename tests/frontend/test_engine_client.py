@@ -510,6 +510,19 @@ def test_stopping_one_choice_does_not_end_the_other(client: EngineClient, ask: A
     assert asked.account.end_reason == "abort"
 
 
+@pytest.mark.parametrize("is_together", [False, True])
+def test_an_account_counts_as_cached_what_was_for_all_choices(
+    client: EngineClient, ask: Ask, is_together: bool
+) -> None:
+    client.connect(Engine().send)
+    ask(asked := asked_for_two())
+    # The first choice computes the whole prompt, for its log-probabilities, and may be the last to begin.
+    tokens = [TokenOutput("1", number, 7, num_cached_tokens=num_cached) for number, num_cached in ((1, 20), (0, 0))]
+    for outputs in [tokens] if is_together else ([each] for each in tokens):
+        client.receive(outputs)
+    assert asked.account.num_cached_tokens == 0
+
+
 # Stop strings: only the reader of the answer finds where it ends --------------------------------------------------
 
 

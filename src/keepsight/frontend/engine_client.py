@@ -362,10 +362,10 @@ class EngineClient:
 
     def _observe(self, caller: Caller, outputs: Outputs, now: float) -> None:
         """Count the tokens before the caller gets them, so that a delivered answer has been counted."""
-        if isinstance(first := outputs[0], TokenOutput):
-            choices = tuple(each.choice for each in outputs if isinstance(each, TokenOutput))
-            num_tokens = 0 if caller.has_stop_strings else len(choices)
-            self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now, choices)
+        if tokens := [each for each in outputs if isinstance(each, TokenOutput)]:
+            num_tokens = 0 if caller.has_stop_strings else len(tokens)
+            num_cached = min(each.num_cached_tokens for each in tokens)
+            self._observer.note_tokens(caller.account, num_tokens, num_cached, now, [each.choice for each in tokens])
 
     def _note_end(self, caller: Caller, choice: int, reason: str) -> None:
         """Mark a choice as ended. The request ends as the last of its choices."""

@@ -213,7 +213,7 @@ class RequestAccount:
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
     def note_tokens(self, num_cached: int, now: float, choices: Sequence[int] = (0,)) -> float | None:
-        """Record that tokens of these choices came, one for each mention.
+        """Record tokens that came, one for each mention of a choice, and how much of the prompt was cached for them.
 
         Return the seconds since the previous ones; None if they are the first tokens of their choices: those of a cold
         prompt's other choices come a step after those of the first one.
@@ -221,6 +221,7 @@ class RequestAccount:
         before, self.last_token_at = self.last_token_at, now
         if not before:
             self.first_token_at, self.num_cached_tokens = now, num_cached
+        self.num_cached_tokens = min(self.num_cached_tokens, num_cached)
         goes_on, num_before = not self._begun_choices.isdisjoint(choices), len(self._begun_choices)
         self._begun_choices.update(choices)
         self._has_second = self._has_second or len(self._begun_choices) < num_before + len(choices)
