@@ -306,8 +306,20 @@ def test_embeddings_from_a_tier_are_reported_with_its_name() -> None:
     [picture] = story.media
     assert picture.found_in == "host"
     assert 0 < picture.began < picture.ended < story.answered
-    assert engine.counted(ENCODED, HOST.queries, HOST.hits, HOST.saved_seconds) == [2, 3, 1, pytest.approx(0.01)]
+    assert engine.counted(ENCODED, HOST.queries, HOST.hits) == [2, 3, 1]
     assert engine.counted(ENCODER["disk"].queries, ENCODER["remote"].queries) == [0, 0]
+
+
+def test_embeddings_from_a_tier_save_what_these_very_ones_took() -> None:
+    tiers = in_host_memory()
+    engine = Engine(tiers=tiers, num_pictures=1)
+    engine.ask("a", 3, "x", 4)
+    run = engine.runner.run
+    engine.runner.run = lambda plan: _with_times(run(plan), EncodeTime(0, 5))  # type: ignore[method-assign]
+    engine.ask("b", 5, "y", 4)
+    engine.ask("c", 7, "x", 4)
+    tiers.close()
+    assert engine.counted(HOST.hits, HOST.saved_seconds) == [1, pytest.approx(0.01)]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +379,14 @@ def test_how_full_a_tier_is_and_what_went_from_it_is_counted_when_it_is_measured
     tiers.close()
     assert engine.counted(HOST.num_bytes, HOST.budget_bytes, HOST.entries, HOST.evictions) == [96, 100, 2, 1]
     assert (status.num_bytes, status.max_bytes, status.num_entries, status.num_evictions) == (96, 100, 2, 1)
+
+
+def test_a_new_engine_s_tiers_have_their_budgets_and_contents_before_anything_is_asked() -> None:
+    tiers = in_host_memory(max_bytes=100)
+    Engine(tiers=tiers).ask("a", 3, "x", 4)
+    engine = Engine(tiers=tiers)
+    tiers.close()
+    assert engine.counted(HOST.num_bytes, HOST.budget_bytes, HOST.entries) == [48, 100, 1]
 
 
 def test_embeddings_are_valued_by_another_engine_s_times_until_one_is_made_here() -> None:
