@@ -139,6 +139,14 @@ def test_work_done_after_a_first_token_from_the_prefix_cache_is_reported() -> No
     assert [each.stage for each in body.stages] == ["wait", "prefill", "encode"]
 
 
+def test_a_load_for_an_earlier_request_takes_no_time_of_one_that_came_after_or_during_it() -> None:
+    account = make_account("a", "b")
+    account.note_begun(make_begun(MediaReport("disk", 0.8, 0.9), MediaReport("disk", 0.95, 1.04)))
+    assert account.answers() == [("encoder", "disk")] * 2
+    loads = [(each.item, each.begin_ms, each.ms) for each in account.describe().stages if each.stage == "load"]
+    assert loads == [(1, 0, 40)]
+
+
 def test_an_encoded_picture_counts_as_transferred_without_a_transfer_time() -> None:
     account = make_account("a")
     send(account)

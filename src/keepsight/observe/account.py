@@ -201,8 +201,8 @@ class RequestAccount:
 
     def _note_item(self, index: int, report: MediaReport) -> None:
         if report.found_in is not None:
-            if report.ended:
-                self.spans.append(Span("load", report.began, report.ended, index))
+            if report.ended > self.began:  # otherwise it was loaded before, for another request
+                self.spans.append(Span("load", max(report.began, self.began), report.ended, index))
             return
         self._work["encoded"] += 1
         sent = self._sent.get(self.media[index].media_hash)
