@@ -111,11 +111,13 @@ def test_a_first_token_that_cannot_be_drawn_fails_its_request_and_no_other() -> 
     drive.expect_nothing_left()
 
 
-def test_prompt_logprobs_make_the_whole_prompt_be_computed() -> None:
+def test_prompt_logprobs_make_the_whole_prompt_be_computed_and_no_cache_be_asked() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 8, "cat", 5))
+    num_queried = drive.scheduler.kv_cache.num_queried_tokens
     drive.run(make_request("told", 8, "cat", 5, prompt_logprobs=0))
     assert drive.cached["told", 0] == 0
+    assert drive.scheduler.kv_cache.num_queried_tokens == num_queried
     drive.expect_right_answers()
 
 
