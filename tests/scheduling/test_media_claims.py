@@ -244,14 +244,15 @@ def test_pixels_of_an_aborted_request_with_a_slice_in_progress_are_refused() -> 
 # Waiting for room ---------------------------------------------------------------------------------------------
 
 
-def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
-    """Each request has its own picture with its pixels; the first is being encoded, and there is room for one."""
-    drive = Drive(make_config(num_pictures=1, **config), is_done=lambda: False)
+def drive_with_a_queue(num_requests: int, num_pictures: int = 1, **config: Any) -> Drive:
+    """Each request has its own picture with its pixels; those that there is room for are being encoded."""
+    drive = Drive(make_config(num_pictures=num_pictures, **config), is_done=lambda: False)
     for number in range(num_requests):
         drive.add(make_request(f"{number}", f"picture {number}", 3, max_tokens=1))
     drive.step()
     drive.step()
-    assert [each.media_hash for each in drive.runner.plans[-1].encode] == ["picture 0"]
+    being_encoded = [each.media_hash for each in drive.runner.plans[-1].encode]
+    assert being_encoded == [f"picture {number}" for number in range(num_pictures)]
     return drive
 
 
@@ -259,12 +260,17 @@ def ready_to_retry(drive: Drive) -> list[str]:
     return [state.request.request_id for state in drive.scheduler.media.ready_to_retry()]
 
 
-def test_of_many_waiting_for_the_encoder_only_those_that_fit_try_again() -> None:
-    drive = drive_with_a_queue(20)
-    assert ready_to_retry(drive) == ["1"]
+@pytest.mark.parametrize(("num_pictures", "encoded", "fitting"), [(1, ["0"], ["1"]), (2, ["0", "1"], ["2", "3"])])
+def test_of_many_waiting_for_the_encoder_only_those_that_fit_try_again(
+    num_pictures: int, encoded: list[str], fitting: list[str]
+) -> None:
+    drive = drive_with_a_queue(20, num_pictures)
+    assert ready_to_retry(drive) == fitting[:1]
     drive.runner.set_pace(lambda: True)
     drive.step()
-    assert ready_to_retry(drive) == ["0", "1"]
+    assert ready_to_retry(drive) == [*encoded, *fitting[:1]]
+    drive.step()  # computes those that were encoded, so their room is free
+    assert ready_to_retry(drive) == fitting
     drive.expect_all_answered()
     assert drive.runner.encoded == [f"picture {number}" for number in range(20)]
 
