@@ -41,11 +41,12 @@ def test_a_repeating_cycle_is_guessed_to_repeat() -> None:
 
 
 def test_tokens_are_compared_as_numbers_and_not_as_bytes() -> None:
-    # The bytes of the last three tokens do occur before, shifted by one.
-    assert guess(0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16) == []
-    assert guess(1 << 16, 1 << 16, 1 << 16, 5, 0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16, most=1) == [
-        5
-    ]
+    last = (1 << 16,) * NUM_ALIKE
+    # The bytes of the last three tokens do occur in these, shifted by one.
+    shifted = (0, *(1 << 24,) * NUM_ALIKE, 1 << 8)
+    assert array("I", shifted).tobytes().find(array("I", last).tobytes()) == 5
+    assert guess(*shifted, *last) == []
+    assert guess(*last, 5, *shifted, *last, most=1) == [5]
 
 
 def test_no_end_of_an_answer_is_guessed() -> None:
