@@ -13,7 +13,7 @@ from keepsight.requests import TokenOutput
 from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser, make_guesser
 from keepsight.scheduling.step_plan import Slice, StepPlan
 from keepsight.testing import LENGTH_OF_ROUND
-from tests.scheduling.drive import Drive, make_config, make_request
+from tests.scheduling.drive import Drive, make_config, make_request, with_text
 
 NO_END: frozenset[int] = frozenset()
 NOTHING = array("I")
@@ -219,6 +219,13 @@ def test_a_prediction_that_is_wrong_in_parts_is_followed_where_it_is_right(promp
         plans = again.run(make_request("one", prompt, max_tokens=50, ignore_eos=True, predicted=tuple(predicted)))
         assert again.tokens == drive.tokens
         assert len(plans) < 30 or predicted == [48]
+
+
+def test_a_prediction_goes_before_what_the_prompt_repeats() -> None:
+    request = with_text(make_request("one", 8, predicted=(40, 41, 42)), [1, 2, 3, 9, 8, 1, 2, 3])
+    guesser, tokens = make_guesser(request), array("I", (*request.token_ids, 40))
+    assert list(guesser.guess(tokens[:-1], (), NO_END, 9)) == [40, 41, 42]
+    assert list(guesser.guess(tokens, (), NO_END, 9)) == [41, 42]
 
 
 def test_after_a_prediction_ends_nothing_is_guessed_from_the_prompt() -> None:
