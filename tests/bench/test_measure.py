@@ -62,6 +62,12 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
     assert (body["model"], body["max_tokens"], body["stream"]) == ("first", 3, True)
 
 
+@pytest.mark.parametrize(("key", "sent"), [("a key", "Bearer a key"), (None, None)])
+def test_a_server_is_sent_the_key_if_there_is_one(script: Script, key: str | None, sent: str | None) -> None:
+    result = asyncio.run(ask(replace(server_of(script), api_key=key), []))
+    assert (result.error, script.authorizations) == (None, [sent])
+
+
 @pytest.mark.parametrize(
     ("events", "num_tokens"),
     [

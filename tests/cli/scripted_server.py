@@ -89,6 +89,7 @@ def scripted_server(script: Script) -> Iterator[Script]:
             self._begin(json.dumps(script.models).encode())
 
         def do_POST(self) -> None:
+            script.authorizations.append(self.headers["Authorization"])
             script.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             if script.together is not None:
                 script.together.wait(LIMIT_SECONDS)

@@ -126,7 +126,7 @@ def test_a_key_may_come_from_the_environment(
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     terminal.type("Hello")
-    assert script.authorizations == ["Bearer secret"]
+    assert script.authorizations == ["Bearer secret"] * 2  # for the model's name, and with the question
 
 
 def test_clear_begins_a_new_conversation_without_pictures(terminal: Terminal, script: Script) -> None:
