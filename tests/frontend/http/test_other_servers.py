@@ -1,24 +1,38 @@
+import json
+from typing import Any
+
 import pytest
 
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import UnsupportedFieldError
-from keepsight.frontend.api.chat_request import ChatRequest
+from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
 from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.api.messages_fields import CustomTool
+from keepsight.frontend.api.messages_request import MessagesRequest
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.response_format import StructuredOutputs
+from keepsight.frontend.api.responses_request import ResponsesRequest, parse_responses_request
 from keepsight.frontend.api.tokenize_request import TokenizeRequest, parse_tokenize_request
+from keepsight.frontend.api.tool_fields import Function, Tool
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.other_servers import FIELDS, PATHS, propose_path
 
 SERVED_PATHS = tuple(describe_api(ApiSettings(), has_uploads=True, keeps_responses=True)["paths"])
+BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, ResponsesRequest, MessagesRequest, Tool, CustomTool)
+SUGGESTED = {each for ours in FIELDS.values() for each in ((ours,) if isinstance(ours, str) else ours)}
+WITHIN = {
+    "function": Function,
+    "mm_processor_kwargs": MediaProcessorOptions,
+    "structured_outputs": StructuredOutputs,
+}
 
 
-@pytest.mark.parametrize("ours", FIELDS.values())
+@pytest.mark.parametrize("ours", sorted(SUGGESTED))
 def test_every_suggested_field_is_supported(ours: str) -> None:
     name, _, inner = ours.partition(".")
-    bodies = (ChatRequest, CompletionRequest, TokenizeRequest)
-    assert any(name in body.__struct_fields__ and name not in refused_fields(body) for body in bodies)
-    assert not inner or (inner in StructuredOutputs.__struct_fields__ and name == "structured_outputs")
+    assert any(name in body.__struct_fields__ and name not in refused_fields(body) for body in BODIES)
+    # Which variables a chat template has depends on the model.
+    assert not inner or name == "chat_template_kwargs" or inner in WITHIN[name].__struct_fields__
 
 
 def test_a_field_is_suggested_where_the_body_has_it() -> None:
@@ -28,6 +42,28 @@ def test_a_field_is_suggested_where_the_body_has_it() -> None:
         parse_tokenize_request(b'{"content": "Hello"}')
     with pytest.raises(UnsupportedFieldError, match=r"of this API$"):
         parse_tokenize_request(b'{"n_predict": 4}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'max_output_tokens'"):
+        parse_responses_request(b'{"input": "Hello", "max_new_tokens": 4}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'input'"):
+        parse_responses_request(b'{"messages": []}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'messages'"):
+        parse_chat_request(b'{"input": "Hello"}')
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"enable_thinking": False}, "did you mean 'chat_template_kwargs.enable_thinking'"),
+        ({"fps": 2}, "did you mean 'mm_processor_kwargs.fps'"),
+        ({"tools": [{"type": "function", "name": "look"}]}, r"tools\[0\].name: .* did you mean 'function.name'"),
+        ({"extra_body": {"top_k": 1}}, "what it contains belongs into the body itself$"),
+        ({"timings_per_token": True}, r"of this API$"),
+        ({"guided_decoding_backend": "auto"}, r"of this API$"),
+    ],
+)
+def test_a_field_in_the_wrong_place_suggests_its_place_and_others_nothing(field: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=message):
+        parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "Hi"}], **field}).encode())
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_orig
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.other_servers import FIELD_ALTERNATIVES, propose_field
+from keepsight.frontend.http.other_servers import FIELD_ALTERNATIVES, FIELD_FAULTS, propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 _Kind = TypeVar("_Kind")
@@ -114,7 +114,7 @@ def _refuse_unknown(name: str, parent: str, structs: Sequence[type[msgspec.Struc
     name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
     meant = propose_field(name, [field for each in structs for field in _served_fields(each)])
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return UnsupportedFieldError(_join(parent, name), f"is not a field of this API{hint}")
+    return UnsupportedFieldError(_join(parent, name), FIELD_FAULTS.get(name, f"is not a field of this API{hint}"))
 
 
 def _ends_with_half_of_pair(body: Buffer) -> bool:

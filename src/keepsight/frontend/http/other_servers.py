@@ -3,28 +3,52 @@
 Lists only names whose spelling does not suggest ours; for all others the closest of ours is proposed.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-# Fields of bodies: llama.cpp's, SGLang's, TGI's, and OpenAI's of other endpoints.
-FIELDS = {
+# Fields of bodies: llama.cpp's, SGLang's, TGI's, Ollama's, and those of other endpoints or places of a body. Several
+# names: the first that is known in that place.
+FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "content": "prompt",
+    "do_pan_and_scan": "mm_processor_kwargs.do_pan_and_scan",
     "ebnf": "structured_outputs.grammar",
+    "enable_thinking": "chat_template_kwargs.enable_thinking",
     "extra_key": "cache_salt",
+    "fps": "mm_processor_kwargs.fps",
     "grammar": "structured_outputs.grammar",
     "guided_json_object": "structured_outputs.json_object",
+    "input": ("messages", "prompt"),
     "input_ids": "prompt",
+    "input_schema": "function.parameters",
     "inputs": "prompt",
+    "instructions": ("system", "messages"),
     "json_schema": "response_format",
-    "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
+    "lora_path": "model",
+    "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_new_tokens": ("max_tokens", "max_output_tokens"),
     "max_output_tokens": "max_tokens",
+    "max_pixels": "mm_processor_kwargs.max_pixels",
+    "messages": "input",
+    "min_pixels": "mm_processor_kwargs.min_pixels",
     "n_predict": "max_tokens",
     "n_probs": "top_logprobs",
+    "name": "function.name",
     "no_stop_trim": "include_stop_str_in_output",
+    "num_predict": "max_tokens",
+    "parameters": ("input_schema", "function.parameters"),
+    "prompt": ("messages", "input"),
     "regex": "structured_outputs.regex",
+    "separate_reasoning": "include_reasoning",
+    "stop_sequences": "stop",
+    "system": "messages",
     "text": "prompt",
+    "think": "chat_template_kwargs.enable_thinking",
+    "thinking": "chat_template_kwargs.enable_thinking",
     "with_pieces": "return_token_strs",
+}
+# What is wrong with a field of this name, in place of the name of another.
+FIELD_FAULTS = {
+    "extra_body": "is an argument of OpenAI's Python client only: what it contains belongs into the body itself",
 }
 # Alternatives to refused fields.
 FIELD_ALTERNATIVES = {
@@ -32,14 +56,16 @@ FIELD_ALTERNATIVES = {
     "request_id": "the header X-Request-Id",
     "response_format": "text.format",
 }
-# Endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
+# Endpoints: vLLM's, SGLang's, llama.cpp's and Ollama's.
 PATHS = {
+    "/api/chat": "/v1/chat/completions",
+    "/api/generate": "/v1/completions",
+    "/api/tags": "/v1/models",
     "/apply-template": "/tokenize",
     "/embed": "/v1/embeddings",
     "/embedding": "/v1/embeddings",
     "/embeddings": "/v1/embeddings",
     "/encode": "/v1/embeddings",
-    "/pooling": "/v1/embeddings",
     "/completion": "/v1/completions",
     "/flush_cache": "/reset_prefix_cache",
     "/generate": "/v1/completions",
@@ -48,12 +74,17 @@ PATHS = {
     "/health_generate": "/ready",
     "/invocations": "/v1/chat/completions",
     "/load": "/metrics",
+    "/model_info": "/v1/models",
     "/ping": "/health",
+    "/pooling": "/v1/embeddings",
     "/props": "/v1/models",
+    "/server_info": "/debug/state",
     "/slots": "/debug/state",
 }
 # Paths less alike are different endpoints: /v1/batches is not /v1/messages.
 MIN_LIKENESS = 0.8
+# Fields less alike are different ones: input is not min_p.
+MIN_LIKENESS_OF_FIELDS = 0.7
 
 
 def propose_path(path: str, known: Collection[str]) -> str | None:
@@ -64,7 +95,8 @@ def propose_path(path: str, known: Collection[str]) -> str | None:
 
 def propose_field(name: str, known: Collection[str]) -> str | None:
     """Return the field that `name` may have meant, out of those known in its place; None if there is none."""
-    ours = FIELDS.get(name, "")
-    if ours.partition(".")[0] in known:
-        return ours
-    return next(iter(get_close_matches(name, known, n=1)), None)
+    ours = FIELDS.get(name, ())
+    for each in (ours,) if isinstance(ours, str) else ours:
+        if each.partition(".")[0] in known:
+            return each
+    return next(iter(get_close_matches(name, known, n=1, cutoff=MIN_LIKENESS_OF_FIELDS)), None)
