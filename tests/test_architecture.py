@@ -35,6 +35,7 @@ SMALL_NOUNS = {
     "keepsight.made_once",
     "keepsight.media",
     "keepsight.model_limits",
+    "keepsight.other_options",
     "keepsight.outputs",
     "keepsight.pixels",
     "keepsight.processor_config",

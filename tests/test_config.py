@@ -36,9 +36,10 @@ def test_a_config_is_frozen() -> None:
     [
         ("max_model_length", "did you mean 'max_model_len'"),
         ("zzz", "known are model, dtype, device"),
-        # vLLM options that resemble ours in spelling only, so none is suggested.
-        ("trust_remote_code", "known are model, dtype, device"),
-        ("tensor_parallel_size", "known are model, dtype, device"),
+        # vLLM options that resemble ours in spelling only.
+        ("trust_remote_code", "is not needed: no code in the model's folder is run"),
+        ("tensor_parallel_size", "does not exist: an engine uses one device"),
+        ("media_io_kwargs", "'mm_processor_kwargs' has fps"),
     ],
 )
 def test_an_unknown_option_is_refused_with_a_suggestion(name: str, hint: str) -> None:

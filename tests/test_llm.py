@@ -1034,7 +1034,8 @@ def test_an_interrupted_start_leaves_neither_threads_nor_files(
     ("options", "message"),
     [
         ({"dtyp": "float32"}, "dtyp: is not an option; did you mean 'dtype'"),
-        ({"tensor_parallel_size": 1}, "tensor_parallel_size: is not an option; docs/quickstart.md.*Coming from vLLM"),
+        ({"tensor_parallel_size": 1}, "tensor_parallel_size: does not exist: an engine uses one device"),
+        ({"swap_space": 4}, "swap_space: is not an option; docs/quickstart.md.*Coming from vLLM"),
         ({"seed": "1"}, "seed: must be a 64-bit integer or None"),
         ({"dtype": "int4"}, "dtype: must be one of auto, float32, bfloat16, not 'int4'"),
         ({"max_model_len": 4096}, "max_model_len: 4096 exceeds the 2048 positions"),

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +20,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.image_processor_config import RESAMPLES, check_options
 from keepsight.lora import check_adapter_name
 from keepsight.media import DEFAULT_MAX_PIXELS, KINDS, MAX_PIXELS
+from keepsight.other_options import HINTS, explain_option
 from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -302,10 +302,8 @@ class Config:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                # A high cutoff, to suggest typos only: trust_remote_code must not yield trust_exif_image_id.
-                close = get_close_matches(name, known, n=1, cutoff=0.75)
-                hint = f"did you mean {close[0]!r}?" if close else f"{_ON_VLLM}; known are {', '.join(known)}"
-                raise UnsupportedFieldError(name, f"is not an option; {hint}")
+                hint = explain_option(name, known, spell=repr) or f"{_ON_VLLM}; known are {', '.join(known)}"
+                raise UnsupportedFieldError(name, hint if name in HINTS else f"is not an option; {hint}")
         return cls(**options)
 
     @property

@@ -80,6 +80,34 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
 
 
 @pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["serve", "--prot", "5"], "--prot: did you mean --port?"),
+        (["serve", "/model", "--max_model_len=100"], "--max_model_len: did you mean --max-model-len?"),
+        (["serve", "-tp", "2"], "-tp: does not exist: an engine uses one device"),
+        (["serve", "--trust-remote-code"], "--trust-remote-code: is not needed: no code"),
+        (["serve", "--disable-log-requests"], "--disable-log-requests: is --no-log-requests here"),
+        (["serve", "--ctx-size", "4096"], "--ctx-size: is --max-model-len here"),
+        (["generate", "Hello", "--trust-remote-code", "-c", "4"], "no code in the model's folder is run; -c: is --max"),
+        (["chat", "--temprature", "0"], "--temprature: did you mean --temperature?"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_what_to_do_instead(
+    arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_status(arguments) == 2
+    assert hint in capsys.readouterr().err
+
+
+def test_a_command_without_a_model_explains_no_options_of_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(["bench", "serve", "--tokenizer", "x"]) == 2
+    assert (
+        capsys.readouterr().err
+        == "keepsight bench: unrecognized arguments: --tokenizer x (see keepsight bench --help)\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("arguments", "line"),
     [
         (["serve", "--port", "70000"], "keepsight serve: --port: must be from 0 to 65535, not 70000"),
