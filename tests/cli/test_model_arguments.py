@@ -129,6 +129,21 @@ def test_limits_of_pictures_may_be_given_without_json() -> None:
     assert parse("--limit-mm-per-prompt", "image=8, video=0").limit_mm_per_prompt == {"image": 8, "video": 0}
 
 
+@pytest.mark.parametrize(
+    ("text", "bytes_of_cache"),
+    [("5000000", 5_000_000), ("32k", 32_000), ("32K", 32_768), ("5m", 5_000_000), ("4G", 4 * 2**30), ("4g", 4 * 10**9)],
+)
+def test_integers_may_have_the_suffixes_of_vllm(text: str, bytes_of_cache: int) -> None:
+    assert parse("--kv-cache-memory-bytes", text).kv_cache_memory_bytes == bytes_of_cache
+
+
+@pytest.mark.parametrize("text", ["", "k", "4kk", "1.5k", "auto", "4T"])
+def test_what_is_no_integer_is_refused_with_examples(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse("--max-model-len", text)
+    assert f"--max-model-len: invalid int value: {text!r}; such as 8192, 8k or 8K" in capsys.readouterr().err
+
+
 def test_help_shows_the_default_media_limits_as_json() -> None:
     parser = argparse.ArgumentParser()
     add_model_arguments(parser)

@@ -143,6 +143,18 @@ _HELP_OF_ADAPTERS = {
 }
 
 
+# As vLLM reads them.
+_MULTIPLES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+def _read_integer(text: str) -> int:
+    """Parse 8192, 8k (thousands) or 8K (1024 each)."""
+    try:
+        return int(text) if text[-1:] not in _MULTIPLES else int(text[:-1]) * _MULTIPLES[text[-1]]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"invalid int value: {text!r}; such as 8192, 8k or 8K") from error
+
+
 def _read_limits(text: str) -> Mapping[str, int]:
     """Parse JSON, or `image=8,video=0`."""
     try:
@@ -205,7 +217,7 @@ def _parsing_options(name: str) -> dict[str, Any]:
     if name in SWITCHES:
         return {"action": argparse.BooleanOptionalAction if getattr(DEFAULTS, name) else "store_true"}
     if name in LEAST_INTEGERS:
-        return {"type": int}
+        return {"type": _read_integer}
     return {"type": float} if name in NUMBERS else {}
 
 
