@@ -169,6 +169,9 @@ def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     for name in ("best_of", "logprob_token_ids", "repetition_detection", "thinking_token_budget"):
         with pytest.raises(UnsupportedFieldError, match=f"{name}: is not supported$"):
             untyped(**{name: 2})
+    for name in ("guided_decoding", "response_format"):
+        with pytest.raises(UnsupportedFieldError, match="did you mean 'structured_outputs'"):
+            untyped(**{name: None})
     with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
         SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
 

@@ -27,6 +27,12 @@ MAX_TEMPERATURE = 1e30
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 MAX_COUNT = 2**31 - 1
 
+# What stands for a name of older versions of vLLM, or of other libraries.
+_RENAMED = {
+    "guided_decoding": "structured_outputs",
+    "max_new_tokens": "max_tokens",
+    "response_format": "structured_outputs",
+}
 # Names of vLLM's that are not implemented here.
 _NOT_IMPLEMENTED = frozenset(
     {
@@ -34,7 +40,6 @@ _NOT_IMPLEMENTED = frozenset(
         "detokenize",
         "extra_args",
         "flat_logprobs",
-        "guided_decoding",
         "logits_processors",
         "logprob_token_ids",
         "output_kind",
@@ -223,7 +228,7 @@ def _check_is_known(name: str) -> None:
         return
     if name in _NOT_IMPLEMENTED:
         raise UnsupportedFieldError(name, "is not supported")
-    close = get_close_matches(name, known, n=1)
+    close = [_RENAMED[name]] if name in _RENAMED else get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
     raise UnsupportedFieldError(name, f"is not a sampling parameter; {hint}")
 

@@ -35,7 +35,8 @@ class MediaLimits:
             own = [part for part in parts if part.kind == kind]
             most = self.max_number.get(kind, len(own))
             if len(own) > most:
-                raise TooManyPicturesError(own[most].field, f"is one of {len(own)} {what}, at most {most} may be sent")
+                fault = f"is one of {len(own)} {what}, at most {most} may be sent (limit_mm_per_prompt)"
+                raise TooManyPicturesError(own[most].field, fault)
 
     def check_size(self, num_bytes: int, field: str) -> None:
         if num_bytes > self.max_bytes:
