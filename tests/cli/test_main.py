@@ -73,7 +73,8 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
     captured = capsys.readouterr()
     assert message in captured.err
     assert captured.err.count("\n") == 1
-    command = " ".join(["keepsight", *(name for name in arguments[:1] if name in COMMANDS)])
+    named = arguments[: 2 if arguments[:1] == ["cache"] else 1]
+    command = " ".join(["keepsight", *(named if named[:1] and named[0] in COMMANDS else ())])
     assert captured.err.startswith(f"{command}: ")
     assert captured.err.endswith(f"(see {command} --help)\n")
     assert captured.out == ""
@@ -90,6 +91,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
         (["serve", "--ctx-size", "4096"], "--ctx-size: is --max-model-len here"),
         (["generate", "Hello", "--trust-remote-code", "-c", "4"], "no code in the model's folder is run; -c: is --max"),
         (["chat", "--temprature", "0"], "--temprature: did you mean --temperature?"),
+        (["bench", "serve", "--max-token", "5"], "--max-token: did you mean --max-tokens?"),
     ],
 )
 def test_an_unknown_flag_is_refused_with_what_to_do_instead(
@@ -103,7 +105,7 @@ def test_a_command_without_a_model_explains_no_options_of_models(capsys: pytest.
     assert exit_status(["bench", "serve", "--tokenizer", "x"]) == 2
     assert (
         capsys.readouterr().err
-        == "keepsight bench: unrecognized arguments: --tokenizer x (see keepsight bench --help)\n"
+        == "keepsight bench serve: unrecognized arguments: --tokenizer x (see keepsight bench serve --help)\n"
     )
 
 

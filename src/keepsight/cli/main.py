@@ -4,9 +4,8 @@ import argparse
 import errno
 import io
 import os
-import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
-from keepsight.cli.one_line_parser import OneLineParser, flag_of
+from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
 from keepsight.ipc.take_signals import INTERRUPTED
-from keepsight.other_options import HINTS, explain_option
 
 # A command's module is imported only when it is called: most need neither torch nor a web server.
 COMMANDS = {
@@ -64,29 +62,11 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser: argparse.ArgumentParser = OneLineParser(prog="keepsight", description="A multimodal inference server.")
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    chosen_parser = parser
     for name, summary in COMMANDS.items():
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             _load(name).add_arguments(subparser)
-            chosen_parser = subparser
-    parsed, unknown = parser.parse_known_args(arguments)
-    if unknown:
-        # argparse would refer the user to the help of `keepsight`, which has no options.
-        chosen_parser.error(
-            "; ".join((f"unrecognized arguments: {' '.join(unknown)}", *_explain(unknown, chosen_parser)))
-        )
-    return parsed
-
-
-def _explain(unknown: Sequence[str], parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield what to type in place of each flag, as far as it is known."""
-    known = [flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][\w-]+", parser.format_help())]
-    for flag in (each.partition("=")[0] for each in unknown if each.startswith("-")):
-        name = flag.lstrip("-").replace("-", "_")
-        # Other servers have other options in each command; those listed are of commands that load a model.
-        if (name not in HINTS or "dtype" in known) and (hint := explain_option(name, known, spell=flag_of)):
-            yield f"{flag}: {hint}"
+    return parser.parse_args(arguments)
 
 
 def _load(command: str) -> Any:

@@ -4,7 +4,11 @@ Options cannot be abbreviated: a prefix may be another server's option. Subcomma
 """
 
 import argparse
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
+
+from keepsight.other_options import HINTS, explain_option
 
 
 def flag_of(name: str) -> str:
@@ -18,3 +22,19 @@ class OneLineParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Refuse unknown flags in the name of the subcommand that they were typed for, which argparse does not do."""
+        parsed, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error("; ".join((f"unrecognized arguments: {' '.join(unknown)}", *self._explain(unknown))))
+        return parsed, unknown
+
+    def _explain(self, unknown: Sequence[str]) -> Iterator[str]:
+        """Yield what to type in place of each flag, as far as it is known."""
+        known = [flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][\w-]+", self.format_help())]
+        for flag in (each.partition("=")[0] for each in unknown if each.startswith("-")):
+            name = flag.lstrip("-").replace("-", "_")
+            # Other servers have other options in each command; those listed are of commands that load a model.
+            if (name not in HINTS or "dtype" in known) and (hint := explain_option(name, known, spell=flag_of)):
+                yield f"{flag}: {hint}"
