@@ -217,6 +217,12 @@ def test_the_key_s_password_comes_from_the_environment_unless_given_by_flag(
     assert read(*flags, "--ssl-keyfile-password", "secret").ssl_keyfile_password == "secret"
 
 
+def test_origins_as_vllm_lists_them_are_refused_with_how_to_write_them() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"a\.example\.org \(several apart\), or \*, not") as caught:
+        read("--allowed-origins", '["*"]')
+    assert caught.value.field == "--allowed-origins"
+
+
 def test_a_password_of_the_environment_without_a_certificate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEPSIGHT_SSL_KEYFILE_PASSWORD", "")
     assert read().ssl_keyfile_password is None

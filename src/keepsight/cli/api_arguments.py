@@ -278,7 +278,9 @@ def _check(settings: ApiSettings) -> None:
         raise InvalidArgumentError("--root-path", f"must be a path such as /keepsight, not {settings.root_path!r}")
     for origin in settings.allowed_origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-            raise InvalidArgumentError("--allowed-origins", f"must be like https://a.example.org, not {origin!r}")
+            raise InvalidArgumentError(
+                "--allowed-origins", f"must be like https://a.example.org (several apart), or *, not {origin!r}"
+            )
     _check_certificate(settings)
 
 
