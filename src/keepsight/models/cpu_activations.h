@@ -54,7 +54,7 @@ INLINE void activate_by(lanes function(lanes), float *numbers, long count)
 }
 
 /* Apply an activation to `count` numbers, a multiple of LANES. */
-static void activate(activation which, float *numbers, long count)
+__attribute__((unused)) static void activate(activation which, float *numbers, long count)
 {
     if (which == GELU_TANH)
         activate_by(gelu_tanh, numbers, count);

@@ -26,7 +26,7 @@ static void run_part(void *shared)
     all->run(all->work, omp_get_thread_num(), omp_get_num_threads());
 }
 
-static void share(void (*run)(const void *, long, long), const void *work, long most_parts)
+static inline void share(void (*run)(const void *, long, long), const void *work, long most_parts)
 {
     const long most_threads = omp_get_max_threads(), threads = most_parts < most_threads ? most_parts : most_threads;
     job all = {run, work};
