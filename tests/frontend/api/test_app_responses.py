@@ -550,7 +550,7 @@ def test_a_reference_to_a_deleted_response_ends_a_conversation(keeper: Client) -
 @pytest.mark.parametrize("field", ["tools", "text"])
 def test_a_schema_nested_too_deeply_to_be_repeated_is_refused(field: str) -> None:
     deep: dict[str, Any] = {}
-    for _ in range(5000):
+    for _ in range(100_000):
         deep = {"items": deep}
     repeated: Any = {
         "tools": [FunctionTool("function", "look", parameters=deep)],
