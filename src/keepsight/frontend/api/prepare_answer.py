@@ -135,6 +135,8 @@ class AnswerPreparer:
                     return await self._on_waiting_thread(prepare, conversation)
             except UnknownGrammarError as unknown:
                 grammar = unknown.grammar
+                # From Python 3.12 on it and its frames would hold each other, and the answer, until garbage collection.
+                unknown.__traceback__ = None
             async with AsyncExitStack() as turn:
                 await unless_client_leaves(client.receive, turn.enter_async_context(self._tries.take(client.tenant)))
                 await run_in_threadpool(try_grammar, grammar)
