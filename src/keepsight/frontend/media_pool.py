@@ -264,7 +264,7 @@ class MediaPool:
             decoding, resizing = ended - began, 0.0
         job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made.pixels))
         with self._lock:
-            # Not the time that a worker takes to start, which only its first items do.
+            # Not `ended - began`: the first items of a worker also wait for its start.
             self._making[job.modality].note(decoding + resizing, len(made.pixels))
         return made
 

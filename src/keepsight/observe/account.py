@@ -206,7 +206,7 @@ class RequestAccount:
             return
         self._work["encoded"] += 1
         sent = self._sent.get(self.media[index].media_hash)
-        # Neither if another request had brought the pixels.
+        # What this request neither sent nor had found for it, another one had brought: that transfer is not its own.
         self._work["transferred"] += sent is not None or report.was_cached
         if sent is not None and report.arrived:
             self.spans.append(Span("transfer", sent, report.arrived, index))
