@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -199,7 +200,7 @@ def test_a_document_that_cannot_be_is_not_believed() -> None:
     imagined = answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, (ShownPage(Geometry(0, 9), ""),)))
     assert isinstance(imagined, UnreadablePictureError)
     assert imagined.field == FIELD
-    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+    with pytest.raises(ConnectionError):
         answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, Geometry(640, 480)))
 
 
@@ -226,7 +227,7 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
     ],
 )
 def test_a_layout_that_cannot_be_is_not_believed(claimed: PictureLayout | Geometry) -> None:
-    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+    with pytest.raises(ConnectionError):
         answer_to(BORROWED_LOOK, lambda connection: send_result(connection, claimed))
 
 
@@ -263,9 +264,28 @@ def test_what_no_film_may_be_is_not_believed(claimed: Geometry) -> None:
     assert received.field == FIELD
 
 
+MANY = b"\xdd" + (10**6).to_bytes(4) + b"\x80" * 10**6
+
+
+@pytest.mark.parametrize("look", [LOOK, DOCUMENT_LOOK, BORROWED_LOOK])
+@pytest.mark.parametrize(
+    "claimed", [b"\xa1\xff", b"\x91" * 10**5 + b"\xc0", MANY], ids=["no text", "deep", "many objects"]
+)
+def test_what_no_look_finds_is_refused_before_it_takes_much_memory(look: Job, claimed: bytes) -> None:
+    header = b"\x81\xa5found" + claimed
+    sent = len(header).to_bytes(4) + header
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConnectionError):
+            answer_to(look, lambda connection: connection.sendall(sent))
+        assert tracemalloc.get_traced_memory()[1] < 4 * 10**6
+    finally:
+        tracemalloc.stop()
+
+
 @pytest.mark.parametrize("claimed", [{}, {"found": {"width": 64, "height": 48}}, {"found": {"width": "64"}}])
 def test_half_a_word_of_a_film_is_none(claimed: object) -> None:
-    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+    with pytest.raises(ConnectionError):
         answer_to(LOOK, lambda connection: connection.sendall(framed(claimed)))
 
 
@@ -348,7 +368,7 @@ def test_an_endless_message_is_cut() -> None:
     ],
 )
 def test_an_answer_that_is_none_is_no_answer(sent: bytes) -> None:
-    with pytest.raises((ConnectionError, msgspec.MsgspecError)):
+    with pytest.raises(ConnectionError):
         answer_to(JOB, lambda connection: connection.sendall(sent))
 
 
@@ -356,7 +376,7 @@ def test_an_answer_that_is_none_is_no_answer(sent: bytes) -> None:
 def test_whatever_comes_it_is_pixels_of_the_right_shape_or_an_error_or_none(sent: bytes) -> None:
     try:
         received = answer_to(JOB, lambda connection: connection.sendall(sent))
-    except (ConnectionError, msgspec.MsgspecError):
+    except ConnectionError:
         return
     if isinstance(received, Made):
         assert [pixels.shape for pixels in received.pixels.values()] == [(2, 3, 3)] * 2

@@ -288,7 +288,7 @@ class _Worker:
         try:
             send_job(self._connection, job)
             return receive_answer(self._connection, job)
-        except (OSError, msgspec.MsgspecError):
+        except OSError:
             self.kill()
             return None
 

@@ -1,14 +1,13 @@
 """Sends media jobs and their answers over a stream socket: a length, a msgpack header, raw bytes.
 
 Knows neither decoders nor processes. A worker has read untrusted files, so its answer is not trusted either: the number
-of pixels is the one that follows from the job's options, what it says of a film or a sound is checked to be possible,
-and its error is one of those that a picture can have. When the other end is gone, everything here raises a
-ConnectionError.
+of pixels is the one that follows from the job's options, what a look found is checked to be possible, and its error is
+one of those that a picture can have. When the other end is gone, or what it sent is no message, everything here raises
+a ConnectionError.
 """
 
 import socket
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -23,11 +22,13 @@ from keepsight.errors import (
     UnsupportedPictureError,
 )
 from keepsight.frontend.pixels.make_pixels import BorrowedLook, Found, Job, Look, Made
+from keepsight.ipc.codec import UNREADABLE
 from keepsight.requests import Pixels
 
 # The moments in a prompt of 262,144 tokens, at a dozen tokens each, named by the longest digests, take 4/5 of it.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
+Read = TypeVar("Read")
 _ERRORS = {
     error.__name__: error
     for error in (PictureError, UnreadablePictureError, UnsupportedPictureError, PictureTooLargeError)
@@ -42,19 +43,15 @@ class _JobHeader(msgspec.Struct, frozen=True):
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class _AnswerHeader:
+class _AnswerHeader(msgspec.Struct, frozen=True):
     """If there is no error, the pixels of all parts follow in order; none follow the answer to a look."""
 
     error: str | None = None
     message: str = ""
     # Of decoding and of resizing, as measured by the worker.
     seconds: tuple[float, float] = (0.0, 0.0)
-    # The result of a look.
-    found: Any = None
-
-
-_job_header, _answer_header = msgspec.msgpack.Decoder(_JobHeader), msgspec.msgpack.Decoder(_AnswerHeader)
+    # The encoded result of a look: decoded as its type, as objects of no type may take eighty times the bytes.
+    found: msgspec.Raw = msgspec.Raw(b"\xc0")
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
@@ -66,14 +63,14 @@ def send_job(connection: socket.socket, job: Job) -> None:
 
 
 def receive_job(connection: socket.socket) -> Job:
-    header = _job_header.decode(_receive_header(connection))
+    header = _decode(_receive_header(connection), _JobHeader)
     source = bytes(_receive_exactly(connection, header.num_bytes))
     return msgspec.structs.replace(header.job, source=source)
 
 
 def send_result(connection: socket.socket, result: Made | Found) -> None:
     if not isinstance(result, Made):
-        _send_header(connection, _AnswerHeader(found=result))
+        _send_header(connection, _AnswerHeader(found=msgspec.Raw(msgspec.msgpack.encode(result))))
         return
     _send_header(connection, _AnswerHeader(seconds=result.seconds))
     for pixels in result.pixels.values():
@@ -88,9 +85,9 @@ def send_error(connection: socket.socket, error: Exception) -> None:
 def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Exception:
     """Return the answer, or the error that is the answer.
 
-    A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will.
+    A ConnectionError is raised, not returned: no answer came, and none will.
     """
-    header = _answer_header.decode(_receive_header(connection))
+    header = _decode(_receive_header(connection), _AnswerHeader)
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)
     if header.error in _CHECKPOINT_ERRORS and isinstance(job, BorrowedLook):
@@ -98,7 +95,7 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
     if header.error is not None:
         return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
     if isinstance(job, Look):
-        found: Found = msgspec.convert(header.found, job.finds)
+        found: Found = _decode(header.found, job.finds)
         return _find_fault(job, found) or found
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
     faults = (_find_fault(job, each) for each in pixels.values())
@@ -126,6 +123,13 @@ def _send_header(connection: socket.socket, header: _JobHeader | _AnswerHeader) 
     encoded = msgspec.msgpack.encode(header)
     assert len(encoded) <= MAX_HEADER_BYTES
     connection.sendall(len(encoded).to_bytes(4) + encoded)
+
+
+def _decode(encoded: bytearray | msgspec.Raw, kind: type[Read]) -> Read:
+    try:
+        return msgspec.msgpack.decode(encoded, type=kind)
+    except UNREADABLE as error:
+        raise ConnectionError(f"what came cannot be read: {error}") from error
 
 
 def _receive_header(connection: socket.socket) -> bytearray:
