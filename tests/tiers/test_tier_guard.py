@@ -108,6 +108,17 @@ def test_after_a_pause_one_operation_runs_at_a_time(guard: TierGuard, clock: Clo
     assert operate(guard, clock)
 
 
+def test_after_a_pause_no_operation_that_would_prove_nothing_is_begun(guard: TierGuard, clock: Clock) -> None:
+    operate(guard, clock, error=OSError())
+    clock.now += 1
+    with guard.watch(may_try=False) as may:
+        assert not may
+    assert guard.why_unused() == "OSError: "
+    assert operate(guard, clock)
+    with guard.watch(may_try=False) as may:
+        assert may
+
+
 def test_the_tier_is_paused_if_one_in_ten_operations_is_slow(guard: TierGuard, clock: Clock) -> None:
     for number in range(200):
         assert operate(guard, clock, 0.6 if number % 32 == 31 else 0.01)

@@ -225,11 +225,16 @@ def test_uses_are_noted_after_queued_writes(make: Make) -> None:
 def test_noting_a_use_does_not_bring_back_a_tier_that_fails(make: Make) -> None:
     tier = FakeTier()
     tier.error = OSError("gone")
+    tier.may_write.clear()
     store = make(tier)
+    store.store(key_of(0), array_of(0))
+    assert tier.is_writing.wait(20)
+    store.note_use(key_of(1))
     assert Loader(store).load(1) is None
     # The pause is soon over, and only reads and writes tell whether the tier works again.
     wait_until(lambda: not store.list_unasked())
-    store.note_use(key_of(1))
+    store.note_use(key_of(2))
+    tier.may_write.set()
     assert store.wait_written(20)
     assert store.why_unused()["disk"] == "OSError: gone"
     assert not tier.uses

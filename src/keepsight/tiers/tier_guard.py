@@ -59,16 +59,13 @@ class TierGuard:
         with self._lock:
             return self._may_begin()
 
-    @property
-    def is_trusted(self) -> bool:
-        """True if the tier is usable and not about to be tried."""
-        with self._lock:
-            return self._set_aside_until is None and not self._is_stuck()
-
     @contextmanager
-    def watch(self) -> Iterator[bool]:
-        """Yield whether the operation may begin. An OSError or TierError that it raises is caught and noted here."""
-        token = self._try_begin()
+    def watch(self, *, may_try: bool = True) -> Iterator[bool]:
+        """Yield whether the operation may begin. An OSError or TierError that it raises is caught and noted here.
+
+        `may_try`: False if its success would not show that a tier that was set aside works again.
+        """
+        token = self._try_begin(may_try)
         if token is None:
             yield False
             return
@@ -97,9 +94,9 @@ class TierGuard:
         oldest = min(self._under_way.values(), default=None)
         return oldest is not None and self._clock() - oldest > self._limits.stuck_seconds
 
-    def _try_begin(self) -> int | None:
+    def _try_begin(self, may_try: bool) -> int | None:
         with self._lock:
-            if not self._may_begin():
+            if not self._may_begin() or (self._set_aside_until is not None and not may_try):
                 return None
             self._num_begun += 1
             self._under_way[self._num_begun] = self._clock()

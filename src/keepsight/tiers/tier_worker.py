@@ -93,14 +93,11 @@ class TierWorker:
             self._changed.notify_all()
 
     def note_use(self, key: str) -> None:
-        """Queue a use behind all writes; an entry that waits to be written itself becomes the last one.
-
-        No use tries a tier that was set aside: tiers ignore failures to note one, and some note none.
-        """
+        """Queue a use behind all writes; an entry that waits to be written itself becomes the last one."""
         with self._changed:
             if key in self._writes:
                 self._writes.move_to_end(key)
-            elif not self._is_closed and self.guard.is_trusted and len(self._writes) < _MAX_USES:
+            elif not self._is_closed and self.guard.is_usable and len(self._writes) < _MAX_USES:
                 self._writes[key] = None
                 self._changed.notify_all()
 
@@ -174,7 +171,7 @@ class TierWorker:
         self._open()
         while self._take_write():
             is_done = False
-            with self._safely("an entry could not be written"), self.guard.watch() as may:
+            with self._safely("an entry could not be written"), self.guard.watch(may_try=not self._is_use) as may:
                 is_done = may and self._write()
             if self._end_write(is_done):
                 self._on_cleared()
@@ -198,6 +195,11 @@ class TierWorker:
                 self._writing = self._writes.popitem(last=False)
                 self._num_waiting_bytes -= _num_bytes(self._writing[1])
             return True
+
+    @property
+    def _is_use(self) -> bool:
+        """True if a use is being noted: tiers ignore failures to note one, and some note none."""
+        return self._writing is not None and self._writing[1] is None
 
     def _write(self) -> bool:
         match self._writing:
