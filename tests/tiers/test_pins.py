@@ -217,9 +217,9 @@ class _Order(KnownFiles):
         self.forget(key)
 
     def evict(self) -> str:
-        key = self.choose()
-        assert key is not None
-        return key
+        chosen = self.choose()
+        assert chosen is not None
+        return chosen[0]
 
 
 class _Calls(PolicyCalls):

@@ -333,8 +333,8 @@ class DiskTier:
             # Entries chosen to go would be forgotten although they stay.
             raise PermissionError(errno.EACCES, "Permission denied", str(self._entries))
         self._known.spare(frozenset(self._pins))
-        while not self._has_room(goal) and (key := self._known.choose()) is not None:
-            self._num_evictions += self._remove(key)
+        while not self._has_room(goal) and (chosen := self._known.choose()) is not None:
+            self._num_evictions += self._unlink(self._entries / chosen[0], chosen[1])
 
     def _has_room(self, num_bytes: int) -> bool:
         return self._ledger.held.num_bytes + num_bytes <= self._max_bytes

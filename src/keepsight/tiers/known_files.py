@@ -80,15 +80,16 @@ class KnownFiles:
                 self._policy.add(key, self._files[key].num_bytes, self._files[key].seconds)
             self._pinned = pinned
 
-    def choose(self) -> str | None:
-        """Choose the file to evict and forget it; None if all are pinned."""
+    def choose(self) -> tuple[str, int] | None:
+        """Choose the file to evict and forget it. Return its key and its size; None if all are pinned."""
         with self._lock:
             if not len(self._policy):
                 return None
             key = self._policy.evict()
-            self.num_bytes -= self._files.pop(key).num_bytes
+            num_bytes = self._files.pop(key).num_bytes
+            self.num_bytes -= num_bytes
         self._on_drop(key)
-        return key
+        return key, num_bytes
 
     def forget(self, key: str) -> None:
         with self._lock:
