@@ -183,7 +183,7 @@ class DiskTier:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            self._fullness.report(error, array.num_bytes)
+            self._fullness.report(error, occupied(HEADER_BYTES + array.num_bytes))
             return False
 
     def _put(self, key: str, array: StoredArray) -> bool:

@@ -9,7 +9,7 @@ class Fullness:
     def __init__(self, place: object, max_bytes: int | None) -> None:
         self._place, self._max_bytes = place, max_bytes
         self._has_turned_away = False
-        # The bytes of the largest entry refused since the last log line, if any.
+        # The bytes of the smallest entry refused since the last log line, if any.
         self._refused: int | None = None
 
     def turns_away(self, num_bytes: int) -> bool:
@@ -27,12 +27,13 @@ class Fullness:
         return True
 
     def report(self, reason: object, num_bytes: int = 0) -> None:
-        """Log that the tier accepts nothing more; not again until it has kept an entry of that size (`end`)."""
+        """Log that the tier accepts nothing more; not again until there has been more room (`end`)."""
         if self._refused is None:
             logger.error("%s accepts no more entries: %s", self._place, reason)
-        self._refused = max(num_bytes, self._refused or 0)
+            self._refused = num_bytes
+        self._refused = min(num_bytes, self._refused)
 
     def end(self, num_bytes: int) -> None:
-        """Note that an entry was kept. Where there is still room for small ones, large ones are refused by turns."""
+        """Note that an entry was kept. One smaller than all refused ones does not show that there is more room."""
         if self._refused is not None and num_bytes >= self._refused:
             self._refused = None
