@@ -122,6 +122,46 @@ def test_concurrent_loads_of_one_key_cause_one_read_and_are_all_answered(make: M
     assert tier.num_gets == 1
 
 
+def pretend_slow(store: TieredStore) -> None:
+    """Let reads of the first tier seem to take longer than `LONG / 2` seconds."""
+    for _ in range(4):
+        store._workers[0]._pace.note(LONG)
+
+
+def test_a_read_that_would_take_longer_than_recomputing_is_not_begun(make: Make) -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    store = make(tier)
+    pretend_slow(store)
+    tier.may_read.clear()
+    for _ in range(3):
+        assert Loader(store).load(1, LONG / 2) is None
+    tier.may_read.set()
+    assert_equal(Loader(store).load(1, 2 * LONG), array_of(1))
+    assert tier.num_gets == 2, "the first entry is read though nobody waits, to see how long it takes now"
+
+
+def test_a_tier_that_has_become_faster_is_asked_again(make: Make) -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    store = make(tier)
+    pretend_slow(store)
+    assert Loader(store).load(1, LONG / 2) is None
+    wait_until(lambda: tier.num_gets)
+    assert Loader(store).load(2, 2 * LONG) is None
+    assert_equal(Loader(store).load(1, LONG / 2), array_of(1))
+
+
+def test_what_waits_to_be_written_is_found_though_the_tier_is_slow(make: Make) -> None:
+    tier = FakeTier()
+    tier.may_write.clear()
+    store = make(tier)
+    store.store(key_of(1), array_of(1))
+    pretend_slow(store)
+    assert_equal(Loader(store).load(1, LONG / 2), array_of(1))
+    tier.may_write.set()
+
+
 def test_a_read_that_takes_longer_than_recomputing_is_dropped(make: Make) -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)

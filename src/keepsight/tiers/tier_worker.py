@@ -1,18 +1,20 @@
 """One tier behind two threads: reads and writes wait here, never in their caller.
 
-Knows neither other tiers nor deadlines. Entries that wait to be written are already found. Invariant: every read is
-answered once; the entries waiting to be written take at most `max_waiting_bytes`, the oldest being left out. Entries
-that are not written are counted, for whatever reason, and `on_drop` is called for those that waited and are no longer
-found, unless everything is cleared.
+Knows neither other tiers nor deadlines. Entries that wait to be written are already found; others are read only if the
+tier is fast enough for the caller. Invariant: every read is answered once; the entries waiting to be written take at
+most `max_waiting_bytes`, the oldest being left out. Entries that are not written are counted, for whatever reason, and
+`on_drop` is called for those that waited and are no longer found, unless everything is cleared.
 """
 
 import logging
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from keepsight.tiers.read_pace import ReadPace
 from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats
 from keepsight.tiers.tier_guard import TierGuard
 
@@ -40,6 +42,7 @@ class TierWorker:
         """`keeps_first`: when too much waits, the new entry is left out, not the one that has waited longest."""
         self.name, self.guard, self._tier = tier.name, guard, tier
         self.num_left_out = 0
+        self._pace = ReadPace(guard.title)
         self._max_waiting_bytes, self._on_drop, self._keeps_first = max_waiting_bytes, on_drop, keeps_first
         self._changed = threading.Condition()
         self._reads: deque[Read] = deque()
@@ -62,15 +65,27 @@ class TierWorker:
             return True
         return not self._is_to_be_cleared and self.guard.is_usable and self._tier.has(key)
 
-    def try_read(self, read: Read) -> bool:
-        """Queue a read. Return False, and never call back, if the tier is set aside or too many reads wait."""
+    def try_read(self, read: Read, patience: float) -> bool:
+        """Queue a read that should take at most `patience` seconds.
+
+        Return False, and never call back, if the tier is set aside or too slow, or if too many reads wait.
+        """
         with self._changed:
-            can_read = not self._is_closed and len(self._reads) < _MAX_READS
-            if can_read and (self._waiting(read.key) is not None or self.guard.is_usable):
-                self._reads.append(read)
-                self._changed.notify_all()
-                return True
-            return False
+            if self._is_closed or len(self._reads) >= _MAX_READS:
+                return False
+            if self._waiting(read.key) is None:
+                if not self.guard.is_usable:
+                    return False
+                if not self._pace.is_enough(patience):
+                    if self._pace.is_trial_due():
+                        self._queue(Read(read.key, is_wanted=lambda: True, on_read=lambda _array: None))
+                    return False
+            self._queue(read)
+            return True
+
+    def _queue(self, read: Read) -> None:
+        self._reads.append(read)
+        self._changed.notify_all()
 
     def put(self, key: str, array: StoredArray) -> None:
         """Queue a write; it may be left out."""
@@ -164,7 +179,13 @@ class TierWorker:
         array = self._waiting(read.key)
         if array is None and not self._is_to_be_cleared:
             with self._safely("an entry could not be read"), self.guard.watch() as may:
-                array = self._tier.get(read.key) if may else None
+                array = self._get(read.key) if may else None
+        return array
+
+    def _get(self, key: str) -> StoredArray | None:
+        begin = time.monotonic()
+        array = self._tier.get(key)
+        self._pace.note(time.monotonic() - begin)
         return array
 
     def _write_all(self) -> None:

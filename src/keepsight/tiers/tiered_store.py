@@ -194,7 +194,8 @@ class TieredStore:
         while loading.num_tried < len(self._workers):
             worker = self._workers[loading.num_tried]
             loading.num_tried += 1
-            if worker.try_read(self._reading(loading, worker)):
+            left = loading.deadline - time.monotonic()
+            if left > 0 and worker.try_read(self._reading(loading, worker), left):
                 return
         self._finish(loading)
 
