@@ -82,6 +82,9 @@ def test_a_conversation_continues_without_resending_its_picture(client: openai.O
     assert second.output_text == whole.output_text
     assert second.usage.input_tokens_details.cached_tokens >= first.usage.total_tokens - 1
     assert client.responses.retrieve(second.id).output_text == second.output_text
+    listed: Any = [*client.responses.input_items.list(second.id, order="asc", limit=2)]  # in two pages
+    assert [each.content[0].type for each in listed] == ["input_image", "output_text", "input_text"]
+    assert (listed[1], listed[2].content[0].text) == (first.output[0], "What color is it?")
     client.responses.delete(first.id)
     with pytest.raises(openai.NotFoundError):
         respond(client, "And?", previous_response_id=second.id)

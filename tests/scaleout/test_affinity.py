@@ -132,6 +132,7 @@ def test_the_uploads_of_one_caller_belong_together() -> None:
 
 def test_stored_responses_are_named_by_paths_and_by_what_continues_them() -> None:
     assert find_affinity("/v1/responses/resp_1", b"").ids == ("resp_1",)
+    assert find_affinity("/v1/responses/resp_1/input_items", b"").ids == ("resp_1",)
     assert find_affinity("/v1/responses", b'{"previous_response_id": "resp_1", "input": "a"}').ids == ("resp_1",)
     assert find_affinity("/v1/responses/input_tokens", b'{"input": "a"}').ids == ()
     assert find_affinity("/v1/responses", b'{"previous_response_id": 7}').ids == ()

@@ -8,7 +8,13 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCallParam, ResponseStreamEvent
+from openai.types.responses import (
+    FunctionToolParam,
+    Response,
+    ResponseFunctionToolCallParam,
+    ResponseItemList,
+    ResponseStreamEvent,
+)
 from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
@@ -547,6 +553,79 @@ def test_a_reference_to_a_deleted_response_ends_a_conversation(keeper: Client) -
     assert error_of(gone) == (404, "previous_response_id", "response_not_found")
 
 
+def list_input(client: Client, name: str, query: str = "order=asc") -> dict[str, Any]:
+    response = get(client, f"{name}/input_items?{query}")
+    assert response.status_code == 200, response.text
+    page: dict[str, Any] = response.json()
+    ResponseItemList.model_validate(page)
+    assert (page["first_id"], page["last_id"]) == (page["data"][0]["id"], page["data"][-1]["id"])
+    return page
+
+
+def test_the_input_items_of_a_response_are_those_of_its_whole_conversation(keeper: Client) -> None:
+    first = ask(keeper, input="Hello", instructions="Be short.")
+    look = {"type": "input_image", "image_url": draw(7).data_url, "detail": "auto"}
+    second = ask(keeper, input=[{"role": "user", "content": [look]}], previous_response_id=first["id"])
+    hello, answered, picture = list_input(keeper, second["id"])["data"]
+    text = {"type": "input_text", "text": "Hello"}
+    message = {"type": "message", "status": "completed", "role": "user"}
+    assert hello == {**message, "id": hello["id"], "content": [text]}
+    assert answered == first["output"][0]
+    assert picture == {**message, "id": picture["id"], "content": [look]}
+    assert list_input(keeper, first["id"])["data"] == [hello]
+
+
+def test_listed_items_have_what_the_caller_left_out(keeper: Client) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}", "id": None}
+    result = {"type": "function_call_output", "call_id": "a", "output": "the sea", "status": "completed"}
+    turns = [{"role": "user", "content": "Look!"}, {"role": "assistant", "content": "I do."}, call, result]
+    data = list_input(keeper, ask(keeper, input=[*turns, {"role": "assistant"}])["id"])["data"]
+    assert data[1]["content"] == [{"type": "output_text", "text": "I do.", "annotations": []}]
+    assert data[2] == call | {"id": data[2]["id"], "status": "completed"}
+    assert data[3] == result | {"id": data[3]["id"]}
+    assert data[4]["content"] == []
+
+
+def test_an_input_item_that_was_a_reference_is_listed_as_what_it_stood_for(keeper: Client) -> None:
+    user = {"role": "user", "content": "Hello"}
+    first = ask(keeper, input=[user])
+    [answered] = first["output"]
+    second = ask(keeper, input=[user, {"id": answered["id"]}, user])
+    assert list_input(keeper, second["id"])["data"][1] == answered
+    keeper.send("DELETE", f"/v1/responses/{first['id']}")
+    assert error_of(get(keeper, f"{second['id']}/input_items")) == (404, "id", "response_not_found")
+
+
+def test_input_items_come_in_pages_the_last_first_by_default(keeper: Client) -> None:
+    sent = [{"role": ("user", "assistant")[at % 2], "content": str(at), "id": "a"} for at in range(4)]
+    name = ask(keeper, input=sent)["id"]
+    whole = list_input(keeper, name)
+    assert [item["content"][0]["text"] for item in whole["data"]] == ["0", "1", "2", "3"]
+    assert whole["has_more"] is False
+    first = list_input(keeper, name, "limit=3")
+    second = list_input(keeper, name, f"limit=3&after={first['last_id']}")
+    assert (first["has_more"], second["has_more"]) == (True, False)
+    assert first["data"] + second["data"] == whole["data"][::-1]
+    behind = get(keeper, f"{name}/input_items?after={second['last_id']}").json()
+    assert (behind["data"], behind["first_id"], behind["has_more"]) == ([], None, False)
+
+
+@pytest.mark.parametrize(
+    ("query", "code"),
+    [
+        ("limit=101", "invalid_argument"),
+        ("order=up", "invalid_argument"),
+        ("after=nothing", "invalid_argument"),
+        ("include=nothing", "unsupported_field"),
+        ("before=nothing", "unsupported_field"),
+    ],
+)
+def test_a_list_of_input_items_that_cannot_be_had_is_refused(keeper: Client, query: str, code: str) -> None:
+    name = ask(keeper)["id"]
+    assert error_of(get(keeper, f"{name}/input_items?{query}")) == (400, query.partition("=")[0], code)
+    assert list_input(keeper, name, "include[]=message.input_image.image_url")["data"]
+
+
 @pytest.mark.parametrize("field", ["tools", "text"])
 def test_a_schema_nested_too_deeply_to_be_repeated_is_refused(field: str) -> None:
     deep: dict[str, Any] = {}
@@ -584,6 +663,8 @@ def test_responses_belong_to_the_key_that_asked_for_them(keeper: Client) -> None
     asked_for = keeper.send("POST", "/v1/responses", json={"input": "Hello"}, headers=mine).json()
     assert get(keeper, asked_for["id"], headers=mine).status_code == 200
     assert get(keeper, asked_for["id"], headers=others).status_code == 404
+    assert get(keeper, f"{asked_for['id']}/input_items", headers=mine).status_code == 200
+    assert get(keeper, f"{asked_for['id']}/input_items", headers=others).status_code == 404
     assert get(keeper, asked_for["id"]).status_code == 401
     going_on = {"input": "And?", "previous_response_id": asked_for["id"]}
     assert keeper.send("POST", "/v1/responses", json=going_on, headers=others).status_code == 404

@@ -23,7 +23,7 @@ from keepsight.errors import MediaStoreError, UnknownHandleError
 from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.pixel_pins import PixelPins
-from keepsight.frontend.api.read_list_query import asks_ascending, read_limit, refuse_unknown_parameters
+from keepsight.frontend.api.read_list_query import PAGE_PARAMETERS, read_page_query, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
@@ -40,7 +40,6 @@ from keepsight.media import Geometry
 from keepsight.observe.format_account import format_for_header
 from keepsight.sampling_params import SamplingParams
 
-DEFAULT_PAGE, MAX_PAGE = 20, 100
 # Out of the 40 threads that all requests share: a film occupies one while it waits for a worker to look at it.
 MAX_UPLOADS_LOOKED_AT = 4
 # Behind the default of 0: requests whose clients wait for an answer go before warming.
@@ -247,11 +246,9 @@ class MediaApi:
         return handle, named
 
     async def list_page(self, http: Request) -> Response:
-        refuse_unknown_parameters(http, ("limit", "after", "order"))
-        limit, after = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after")
-        page = await run_in_threadpool(
-            self._handles.page, tenant_of(http), limit, after, is_ascending=asks_ascending(http)
-        )
+        refuse_unknown_parameters(http, PAGE_PARAMETERS)
+        limit, after, is_ascending = read_page_query(http)
+        page = await run_in_threadpool(self._handles.page, tenant_of(http), limit, after, is_ascending=is_ascending)
         return json_response(MediaPage([MediaObject.of(each) for each in page.shown], *page.ends, page.has_more))
 
     async def retrieve(self, http: Request) -> Response:

@@ -28,7 +28,8 @@ from keepsight.frontend.api.files_api import (
     FilePage,
 )
 from keepsight.frontend.api.held_pictures import HeldList
-from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
+from keepsight.frontend.api.input_items import InputItemPage
+from keepsight.frontend.api.media_api import DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.api.message_object import Message, MessageEvent, MessageTokens
 from keepsight.frontend.api.messages_request import CountTokensRequest, MessagesRequest
 from keepsight.frontend.api.metrics_api import DEFAULT_LIMIT, MAX_LIMIT, AccountList, ServerState
@@ -48,6 +49,7 @@ from keepsight.frontend.api.openapi_shapes import (
     object_of,
     refer,
 )
+from keepsight.frontend.api.read_list_query import DEFAULT_PAGE, MAX_PAGE
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
 from keepsight.frontend.api.response_object import InputTokens, Response, StreamedEvent
 from keepsight.frontend.api.response_parts import ModelCard, ModelList
@@ -100,6 +102,7 @@ ANSWERS = (
     DeletedMedia,
     *itertools.chain(*FILES),
     DeletedResponse,
+    InputItemPage,
     HeldList,
     ServerState,
     AccountList,
@@ -258,6 +261,7 @@ def _response_operations() -> Sequence[Operation]:
     return (
         _get(one, "One stored response.", refer(Response), (404, 507)),
         _operate("delete", one, "Deletes it.", _json_content(refer(DeletedResponse)), (404, 507)),
+        _get(f"{one}/input_items", "The items that it answers.", refer(InputItemPage), (400, 404, 503, 507), *PAGE),
     )
 
 

@@ -2,13 +2,29 @@
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from starlette.requests import Request
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
+# Of OpenAI's lists.
+DEFAULT_PAGE, MAX_PAGE = 20, 100
+PAGE_PARAMETERS = ("limit", "after", "order")
 # Limited to 9 digits, as Python refuses to parse thousands.
 _NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+class PageQuery(NamedTuple):
+    """What `PAGE_PARAMETERS` ask for."""
+
+    limit: int
+    after: str | None
+    is_ascending: bool
+
+
+def read_page_query(http: Request) -> PageQuery:
+    return PageQuery(read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after"), asks_ascending(http))
 
 
 def refuse_unknown_parameters(http: Request, known: Sequence[str]) -> None:

@@ -16,7 +16,9 @@ from starlette.routing import Route
 from keepsight.errors import ResponseStoreError, UnknownResponseError, UnsupportedFieldError
 from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer_responses import KeepCallbacks, ResponsesAnswer
+from keepsight.frontend.api.input_items import InputItems
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
+from keepsight.frontend.api.read_list_query import PAGE_PARAMETERS, PageQuery, read_page_query
 from keepsight.frontend.api.responses_fields import Includable
 from keepsight.frontend.http.decode_body import Buffer, without_mark
 from keepsight.frontend.http.error_response import json_response
@@ -44,6 +46,7 @@ class _RequestBody(msgspec.Struct):
 
 
 class _ResponseBody(msgspec.Struct):
+    id: str
     output: msgspec.Raw
 
 
@@ -61,12 +64,14 @@ class ResponsesApi:
     @property
     def routes(self) -> list[Route]:
         one = "/v1/responses/{id}"
-        return [Route(one, self.retrieve, methods=["GET"]), Route(one, self.delete, methods=["DELETE"])]
+        return [
+            Route(one, self.retrieve, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/input_items", self.list_input, methods=["GET"]),
+        ]
 
     async def retrieve(self, http: Request) -> Response:
-        for name, value in http.query_params.multi_items():
-            if value not in _NO_OP_QUERY_VALUES.get(name, ()):
-                raise UnsupportedFieldError(name[:64], "is not supported: a response is always returned whole")
+        _check_query(http)
         response = await self._run(self._kept.get, tenant_of(http), http.path_params["id"])
         return json_response(msgspec.Raw(response))
 
@@ -75,17 +80,28 @@ class ResponsesApi:
         await self._run(self._kept.delete, tenant_of(http), response_id)
         return json_response(DeletedResponse(response_id))
 
+    async def list_input(self, http: Request) -> Response:
+        """List what the response answers: its own input behind the turns that it continues."""
+        _check_query(http, PAGE_PARAMETERS)
+        query = read_page_query(http)
+        reference = (tenant_of(http), http.path_params["id"], "id")
+        async with self._counting_bytes(*reference):
+            return json_response(await self._run(self._list_input, *reference, query))
+
     @asynccontextmanager
     async def reading_before(self, http: Request, response_id: str) -> AsyncGenerator[tuple[list[Any], int], None]:
-        """Yield the items of the conversation that ends with this response, and their size in bytes.
-
-        The stored size of the conversation counts in the waiting room, like a body, until the context exits.
-        """
+        """Yield the items of the conversation that ends with this response, and their size in bytes."""
         reference = (tenant_of(http), response_id, "previous_response_id")
+        async with self._counting_bytes(*reference):
+            yield await self._run(self._read_items, *reference)
+
+    @asynccontextmanager
+    async def _counting_bytes(self, *reference: str) -> AsyncGenerator[None, None]:
+        """Count the stored size of a conversation in the waiting room, like a body, until the context exits."""
         num_bytes = await self._run(self._kept.count_bytes, *reference)
         self._room.take_bytes(num_bytes)
         try:
-            yield await self._run(self._read_items, *reference)
+            yield
         finally:
             self._room.give_back_bytes(num_bytes)
 
@@ -123,11 +139,19 @@ class ResponsesApi:
     def _read_items(self, tenant: str, response_id: str, field: str) -> tuple[list[Any], int]:
         items, num_bytes = list[Any](), 0
         for turn in self._kept.read(tenant, response_id, field):
-            input_items, output = msgspec.json.decode(turn.asked), bytes(_response_decoder.decode(turn.response).output)
-            items += [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
-            items += msgspec.json.decode(output)
+            output = bytes(_response_decoder.decode(turn.response).output)
+            items += [*_read_asked(turn), *msgspec.json.decode(output)]
             num_bytes += len(turn.asked) + len(output)
         return self._resolve(tenant, items, field), num_bytes
+
+    def _list_input(self, tenant: str, response_id: str, field: str, query: PageQuery) -> msgspec.Raw:
+        items = InputItems()
+        for turn in self._kept.read(tenant, response_id, field):
+            response = _response_decoder.decode(turn.response)
+            items.add(self._resolve(tenant, _read_asked(turn), field), response.id)
+            if response.id != response_id:
+                items.add(msgspec.json.decode(response.output), response.id)
+        return msgspec.Raw(msgspec.json.encode(items.page(query)))
 
     def _resolve(self, tenant: str, items: list[Any], field: str) -> list[Any]:
         """Replace references. `field`: the name of a reference's field, to be formatted with its index."""
@@ -143,6 +167,17 @@ class ResponsesApi:
 
     def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
+
+
+def _check_query(http: Request, known: Sequence[str] = ()) -> None:
+    for name, value in http.query_params.multi_items():
+        if name not in known and value not in _NO_OP_QUERY_VALUES.get(name, ()):
+            raise UnsupportedFieldError(name[:64], "is not supported by this server")
+
+
+def _read_asked(turn: Turn) -> list[Any]:
+    asked = msgspec.json.decode(turn.asked)
+    return [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
 
 
 def _read_input(body: Buffer) -> bytes:
