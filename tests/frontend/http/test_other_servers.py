@@ -67,6 +67,20 @@ def test_a_field_in_the_wrong_place_suggests_its_place_and_others_nothing(field:
 
 
 @pytest.mark.parametrize(
+    ("part", "field", "ours"),
+    [
+        ({"type": "image", "image": "media://a", "max_pixels": 9}, "max_pixels", "max_pixels"),
+        ({"type": "image_url", "image_url": {"url": "x", "resized_width": 9}}, "image_url.resized_width", "max_pixels"),
+        ({"type": "video", "video": "media://a", "nframes": 9}, "nframes", "num_frames"),
+    ],
+)
+def test_a_size_within_a_part_suggests_the_request_s_field(part: dict[str, Any], field: str, ours: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=f"'mm_processor_kwargs.{ours}' of the whole request") as caught:
+        parse_chat_request(json.dumps({"messages": [{"role": "user", "content": [part]}]}).encode())
+    assert caught.value.field == f"messages[0].content[0].{field}"
+
+
+@pytest.mark.parametrize(
     ("path", "ours"),
     [
         ("/chat/completions", "/v1/chat/completions"),  # a base_url without /v1

@@ -6,8 +6,8 @@ Lists only names whose spelling does not suggest ours; for all others the closes
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 
-# Fields of bodies: llama.cpp's, SGLang's, TGI's, Ollama's, and those of other endpoints or places of a body. Several
-# names: the first that is known in that place.
+# Fields of bodies: llama.cpp's, SGLang's, TGI's, Ollama's, those that Qwen's utilities put into a picture's part, and
+# those of other endpoints or places of a body. Several names: the first that is known in that place.
 FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "content": "prompt",
     "do_pan_and_scan": "mm_processor_kwargs.do_pan_and_scan",
@@ -25,19 +25,24 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "json_schema": "response_format",
     "lora_path": "model",
     "max_completion_tokens": ("max_tokens", "max_output_tokens"),
+    "max_frames": "mm_processor_kwargs.max_frames",
     "max_new_tokens": ("max_tokens", "max_output_tokens"),
     "max_output_tokens": "max_tokens",
     "max_pixels": "mm_processor_kwargs.max_pixels",
     "messages": "input",
+    "min_frames": "mm_processor_kwargs.min_frames",
     "min_pixels": "mm_processor_kwargs.min_pixels",
     "n_predict": "max_tokens",
     "n_probs": "top_logprobs",
     "name": "function.name",
+    "nframes": "mm_processor_kwargs.num_frames",
     "no_stop_trim": "include_stop_str_in_output",
     "num_predict": "max_tokens",
     "parameters": ("input_schema", "function.parameters"),
     "prompt": ("messages", "input"),
     "regex": "structured_outputs.regex",
+    "resized_height": "mm_processor_kwargs.max_pixels",
+    "resized_width": "mm_processor_kwargs.max_pixels",
     "separate_reasoning": "include_reasoning",
     "stop_sequences": "stop",
     "system": "messages",

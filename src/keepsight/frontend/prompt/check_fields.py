@@ -4,8 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.other_servers import propose_field
 
 Fields = Mapping[str, Any]
+# Where a request says how all its pictures are shown; some libraries say it within the part of each.
+_OF_ALL_PICTURES = ("mm_processor_kwargs",)
 
 
 def refuse(field: str, value: object, expected: str) -> NoReturn:
@@ -42,8 +45,14 @@ def check_fields(value: Fields, field: str, known: set[str], known_when_empty: S
     for name, content in value.items():
         if name in known or (name in known_when_empty and _says_nothing(content)):
             continue
-        fault = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
+        fault = "is not supported by this server" if name in known_when_empty else _describe_unknown(name, known)
         raise UnsupportedFieldError(f"{field}.{name}", fault)
+
+
+def _describe_unknown(name: object, known: set[str]) -> str:
+    meant = propose_field(str(name), _OF_ALL_PICTURES)
+    hint = f"did you mean {meant!r} of the whole request?" if meant else f"known: {sorted(known)}"
+    return f"is unknown; {hint}"
 
 
 def _says_nothing(content: object) -> bool:
