@@ -9,6 +9,7 @@ import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
+from functools import wraps
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -33,23 +34,22 @@ _RENAMED = {
     "max_new_tokens": "max_tokens",
     "response_format": "structured_outputs",
 }
-# Names of vLLM's that are not implemented here.
-_NOT_IMPLEMENTED = frozenset(
-    {
-        "best_of",
-        "detokenize",
-        "extra_args",
-        "flat_logprobs",
-        "logits_processors",
-        "logprob_token_ids",
-        "output_kind",
-        "repetition_detection",
-        "skip_reading_prefix_cache",
-        "spaces_between_special_tokens",
-        "thinking_token_budget",
-        "truncate_prompt_tokens",
-    }
-)
+# Names of vLLM's that are not implemented here, and the values besides None that ask for nothing: in requests, too.
+NOT_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "detokenize": (True,),
+    "extra_args": (),
+    "flat_logprobs": (False,),
+    "guided_decoding": (),
+    "logits_processors": ([],),
+    "logprob_token_ids": (),
+    "output_kind": (),
+    "repetition_detection": (),
+    "skip_reading_prefix_cache": (False,),
+    "spaces_between_special_tokens": (True,),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,8 +137,8 @@ class SamplingParams:
         """Refuse what the generated `__init__` would, with a better message than its TypeError."""
         if unnamed:  # if the order differs from vLLM's, they would mean something else
             raise TypeError("SamplingParams takes only keyword arguments, such as temperature=0")
-        for name in named:
-            _check_is_known(name)
+        for name, value in named.items():
+            _check_is_known(name, value)
         return object.__new__(cls)
 
     def clone(self) -> "SamplingParams":
@@ -214,6 +214,16 @@ def _change(params: SamplingParams, name: str, value: Any) -> None:
 
 
 SamplingParams.__setattr__ = _change  # type: ignore[assignment, method-assign]
+_init = SamplingParams.__init__
+
+
+@wraps(_init)
+def _init_without(self: SamplingParams, **named: Any) -> None:
+    """Leave out what asks for nothing and is no field; `__new__` has refused other values."""
+    _init(self, **{name: value for name, value in named.items() if name not in NOT_IMPLEMENTED})
+
+
+SamplingParams.__init__ = _init_without  # type: ignore[method-assign]
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:
@@ -222,11 +232,11 @@ def _refuse(name: str, value: object, expected: str) -> NoReturn:
     raise InvalidArgumentError(name, f"must be {expected}, not {shown}")
 
 
-def _check_is_known(name: str) -> None:
+def _check_is_known(name: str, value: object) -> None:
     known = SamplingParams.__dataclass_fields__
-    if name in known:
+    if name in known or (name in NOT_IMPLEMENTED and (value is None or value in NOT_IMPLEMENTED[name])):
         return
-    if name in _NOT_IMPLEMENTED:
+    if name in NOT_IMPLEMENTED and name not in _RENAMED:
         raise UnsupportedFieldError(name, "is not supported")
     close = [_RENAMED[name]] if name in _RENAMED else get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
