@@ -39,6 +39,9 @@ def test_a_config_is_frozen() -> None:
         # vLLM options that resemble ours in spelling only.
         ("trust_remote_code", "is not needed: no code in the model's folder is run"),
         ("tensor_parallel_size", "does not exist: an engine uses one device"),
+        # What stands for these is an option of `keepsight serve` only.
+        ("disable_log_requests", "known are model, dtype, device"),
+        ("disable_radix_cache", "known are model, dtype, device"),
         ("media_io_kwargs", "'mm_processor_kwargs' has fps"),
     ],
 )

@@ -186,8 +186,12 @@ def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     for name in ("guided_decoding", "response_format"):
         with pytest.raises(UnsupportedFieldError, match="did you mean 'structured_outputs'"):
             untyped(**{name: {"regex": "a"}})
-    with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
-        SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
+    for name in ("max_completion_tokens", "max_new_tokens", "max_output_tokens"):
+        with pytest.raises(UnsupportedFieldError, match="did you mean 'max_tokens'"):
+            untyped(**{name: 4})
+    for name in ("zzzzzzz", "length_penalty", "return_logprob"):  # which only resemble others
+        with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
+            untyped(**{name: 1})
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])

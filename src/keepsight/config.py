@@ -20,7 +20,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.image_processor_config import RESAMPLES, check_options
 from keepsight.lora import check_adapter_name
 from keepsight.media import DEFAULT_MAX_PIXELS, KINDS, MAX_PIXELS
-from keepsight.other_options import HINTS, explain_option
+from keepsight.other_options import explain_option
 from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -302,8 +302,8 @@ class Config:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                hint = explain_option(name, known, spell=repr) or f"{_ON_VLLM}; known are {', '.join(known)}"
-                raise UnsupportedFieldError(name, hint if name in HINTS else f"is not an option; {hint}")
+                otherwise = f"is not an option; {_ON_VLLM}; known are {', '.join(known)}"
+                raise UnsupportedFieldError(name, explain_option(name, known, spell=repr) or otherwise)
         return cls(**options)
 
     @property

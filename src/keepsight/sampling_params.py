@@ -8,11 +8,11 @@ import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from difflib import get_close_matches
 from functools import wraps
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.other_options import find_closest
 from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CHOICES = 128  # OpenAI's limit: every choice is a sequence that the engine keeps
@@ -28,10 +28,11 @@ MAX_TEMPERATURE = 1e30
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 MAX_COUNT = 2**31 - 1
 
-# What stands for a name of older versions of vLLM, or of other libraries.
+# What stands for a name of older versions of vLLM, or of OpenAI's API.
 _RENAMED = {
     "guided_decoding": "structured_outputs",
-    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "max_output_tokens": "max_tokens",
     "response_format": "structured_outputs",
 }
 # Names of vLLM's that are not implemented here, and the values besides None that ask for nothing: in requests, too.
@@ -238,8 +239,8 @@ def _check_is_known(name: str, value: object) -> None:
         return
     if name in NOT_IMPLEMENTED and name not in _RENAMED:
         raise UnsupportedFieldError(name, "is not supported")
-    close = [_RENAMED[name]] if name in _RENAMED else get_close_matches(name, known, n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+    meant = _RENAMED.get(name) or find_closest(name, known)
+    hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(known)}"
     raise UnsupportedFieldError(name, f"is not a sampling parameter; {hint}")
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -83,15 +84,16 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["serve", "--prot", "5"], "--prot: did you mean --port?"),
-        (["serve", "/model", "--max_model_len=100"], "--max_model_len: did you mean --max-model-len?"),
+        (["serve", "--ports", "5"], "--ports: is not an option; did you mean --port?"),
+        (["serve", "/model", "--max_model_len=100"], "did you mean --max-model-len?"),
         (["serve", "-tp", "2"], "-tp: does not exist: an engine uses one device"),
         (["serve", "--trust-remote-code"], "--trust-remote-code: is not needed: no code"),
         (["serve", "--disable-log-requests"], "--disable-log-requests: is --no-log-requests here"),
         (["serve", "--ctx-size", "4096"], "--ctx-size: is --max-model-len here"),
         (["generate", "Hello", "--trust-remote-code", "-c", "4"], "no code in the model's folder is run; -c: is --max"),
-        (["chat", "--temprature", "0"], "--temprature: did you mean --temperature?"),
-        (["bench", "serve", "--max-token", "5"], "--max-token: did you mean --max-tokens?"),
+        (["generate", "Hello", "-m", "/model"], "of `keepsight serve` and LLM, and --model elsewhere"),
+        (["chat", "--temprature", "0"], "did you mean --temperature?"),
+        (["bench", "serve", "--max-token", "5"], "did you mean --max-tokens?"),
     ],
 )
 def test_an_unknown_flag_is_refused_with_what_to_do_instead(
@@ -99,6 +101,19 @@ def test_an_unknown_flag_is_refused_with_what_to_do_instead(
 ) -> None:
     assert exit_status(arguments) == 2
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "Hello", "--disable-log-requests"],  # --no-log-requests is an option of `serve`
+        ["bench", "parts", "--context-length", "5"],
+        ["bench", "compare", "one", "other", "--jsn"],  # whose help mentions --json of `bench serve`
+    ],
+)
+def test_no_option_of_another_command_is_proposed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_status(arguments) == 2
+    assert re.search(r"unrecognized arguments: [^;]*$", capsys.readouterr().err)
 
 
 def test_a_command_without_a_model_explains_no_options_of_models(capsys: pytest.CaptureFixture[str]) -> None:

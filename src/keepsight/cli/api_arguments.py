@@ -279,7 +279,8 @@ def _check(settings: ApiSettings) -> None:
     for origin in settings.allowed_origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
             raise InvalidArgumentError(
-                "--allowed-origins", f"must be like https://a.example.org (several apart), or *, not {origin!r}"
+                "--allowed-origins",
+                f"must be like https://a.example.org, or *, with spaces between several, not {origin!r}",
             )
     _check_certificate(settings)
 

@@ -4,11 +4,10 @@ Options cannot be abbreviated: a prefix may be another server's option. Subcomma
 """
 
 import argparse
-import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
-from keepsight.other_options import HINTS, explain_option
+from keepsight.other_options import explain_option
 
 
 def flag_of(name: str) -> str:
@@ -32,9 +31,7 @@ class OneLineParser(argparse.ArgumentParser):
 
     def _explain(self, unknown: Sequence[str]) -> Iterator[str]:
         """Yield what to type in place of each flag, as far as it is known."""
-        known = [flag[2:].replace("-", "_") for flag in re.findall(r"--[a-z][\w-]+", self.format_help())]
+        known = [flag.lstrip("-").replace("-", "_") for flag in self._option_string_actions]
         for flag in (each.partition("=")[0] for each in unknown if each.startswith("-")):
-            name = flag.lstrip("-").replace("-", "_")
-            # Other servers have other options in each command; those listed are of commands that load a model.
-            if (name not in HINTS or "dtype" in known) and (hint := explain_option(name, known, spell=flag_of)):
+            if hint := explain_option(flag.lstrip("-").replace("-", "_"), known, spell=flag_of):
                 yield f"{flag}: {hint}"

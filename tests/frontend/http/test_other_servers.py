@@ -7,10 +7,12 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
 from keepsight.frontend.api.completion_request import CompletionRequest, parse_completion_request
+from keepsight.frontend.api.embeddings_request import parse_embeddings_request
 from keepsight.frontend.api.messages_fields import CustomTool
 from keepsight.frontend.api.messages_request import MessagesRequest
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.response_format import StructuredOutputs
+from keepsight.frontend.api.responses_fields import Reasoning
 from keepsight.frontend.api.responses_request import ResponsesRequest, parse_responses_request
 from keepsight.frontend.api.tokenize_request import TokenizeRequest, parse_tokenize_request
 from keepsight.frontend.api.tool_fields import Function, Tool
@@ -23,6 +25,7 @@ SUGGESTED = {each for ours in FIELDS.values() for each in ((ours,) if isinstance
 WITHIN = {
     "function": Function,
     "mm_processor_kwargs": MediaProcessorOptions,
+    "reasoning": Reasoning,
     "structured_outputs": StructuredOutputs,
 }
 
@@ -46,8 +49,18 @@ def test_a_field_is_suggested_where_the_body_has_it() -> None:
         parse_responses_request(b'{"input": "Hello", "max_new_tokens": 4}')
     with pytest.raises(UnsupportedFieldError, match="did you mean 'input'"):
         parse_responses_request(b'{"messages": []}')
+    with pytest.raises(UnsupportedFieldError, match=r"did you mean 'reasoning\.effort'"):
+        parse_responses_request(b'{"input": "Hello", "reasoning_effort": "none"}')
     with pytest.raises(UnsupportedFieldError, match="did you mean 'messages'"):
         parse_chat_request(b'{"input": "Hello"}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
+        parse_tokenize_request(b'{"input": "Hello"}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'input'"):
+        parse_embeddings_request(b'{"prompt": "Hello"}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
+        parse_completion_request(b'{"messages": []}')
+    with pytest.raises(UnsupportedFieldError, match="did you mean 'logprobs'"):
+        parse_completion_request(b'{"prompt": "Hello", "n_probs": 4}')
 
 
 @pytest.mark.parametrize(
@@ -56,8 +69,11 @@ def test_a_field_is_suggested_where_the_body_has_it() -> None:
         ({"enable_thinking": False}, "did you mean 'chat_template_kwargs.enable_thinking'"),
         ({"fps": 2}, "did you mean 'mm_processor_kwargs.fps'"),
         ({"tools": [{"type": "function", "name": "look"}]}, r"tools\[0\].name: .* did you mean 'function.name'"),
-        ({"extra_body": {"top_k": 1}}, "what it contains belongs into the body itself$"),
+        ({"extra_body": {"top_k": 1}}, "what it contains belongs in the body itself$"),
         ({"timings_per_token": True}, r"of this API$"),
+        ({"images": []}, r"of this API$"),
+        ({"template": "x"}, r"of this API$"),
+        ({"separate_reasoning": False}, "thoughts are always separate"),
         ({"guided_decoding_backend": "auto"}, r"of this API$"),
     ],
 )

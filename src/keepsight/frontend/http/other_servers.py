@@ -4,7 +4,8 @@ Lists only names whose spelling does not suggest ours; for all others the closes
 """
 
 from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+
+from keepsight.other_options import find_closest
 
 # Fields of bodies: llama.cpp's, SGLang's, TGI's, Ollama's, those that Qwen's utilities put into a picture's part, and
 # those of other endpoints or places of a body. Several names: the first that is known in that place.
@@ -17,8 +18,8 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "fps": "mm_processor_kwargs.fps",
     "grammar": "structured_outputs.grammar",
     "guided_json_object": "structured_outputs.json_object",
-    "input": ("messages", "prompt"),
-    "input_ids": "prompt",
+    "input": ("prompt", "messages"),
+    "input_ids": ("prompt", "input"),
     "input_schema": "function.parameters",
     "inputs": "prompt",
     "instructions": ("system", "messages"),
@@ -29,21 +30,21 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "max_new_tokens": ("max_tokens", "max_output_tokens"),
     "max_output_tokens": "max_tokens",
     "max_pixels": "mm_processor_kwargs.max_pixels",
-    "messages": "input",
+    "messages": ("input", "prompt"),
     "min_frames": "mm_processor_kwargs.min_frames",
     "min_pixels": "mm_processor_kwargs.min_pixels",
     "n_predict": "max_tokens",
-    "n_probs": "top_logprobs",
+    "n_probs": ("top_logprobs", "logprobs"),
     "name": "function.name",
     "nframes": "mm_processor_kwargs.num_frames",
     "no_stop_trim": "include_stop_str_in_output",
     "num_predict": "max_tokens",
     "parameters": ("input_schema", "function.parameters"),
-    "prompt": ("messages", "input"),
+    "prompt": ("input", "messages"),
+    "reasoning_effort": "reasoning.effort",
     "regex": "structured_outputs.regex",
     "resized_height": "mm_processor_kwargs.max_pixels",
     "resized_width": "mm_processor_kwargs.max_pixels",
-    "separate_reasoning": "include_reasoning",
     "stop_sequences": "stop",
     "system": "messages",
     "text": "prompt",
@@ -53,7 +54,8 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
 }
 # What is wrong with a field of this name, in place of the name of another.
 FIELD_FAULTS = {
-    "extra_body": "is an argument of OpenAI's Python client only: what it contains belongs into the body itself",
+    "extra_body": "is an argument of OpenAI's Python client only: what it contains belongs in the body itself",
+    "separate_reasoning": "is not needed: a chat's thoughts are always separate from its answer",
 }
 # Alternatives to refused fields.
 FIELD_ALTERNATIVES = {
@@ -75,7 +77,7 @@ PATHS = {
     "/flush_cache": "/reset_prefix_cache",
     "/generate": "/v1/completions",
     "/get_model_info": "/v1/models",
-    "/get_server_info": "/v1/models",
+    "/get_server_info": "/debug/state",
     "/health_generate": "/ready",
     "/invocations": "/v1/chat/completions",
     "/load": "/metrics",
@@ -86,16 +88,12 @@ PATHS = {
     "/server_info": "/debug/state",
     "/slots": "/debug/state",
 }
-# Paths less alike are different endpoints: /v1/batches is not /v1/messages.
-MIN_LIKENESS = 0.8
-# Fields less alike are different ones: input is not min_p.
-MIN_LIKENESS_OF_FIELDS = 0.7
 
 
 def propose_path(path: str, known: Collection[str]) -> str | None:
     if (ours := PATHS.get(path)) in known:
         return ours
-    return next(iter(get_close_matches(path, known, n=1, cutoff=MIN_LIKENESS)), None)
+    return find_closest(path, known)
 
 
 def propose_field(name: str, known: Collection[str]) -> str | None:
@@ -104,4 +102,4 @@ def propose_field(name: str, known: Collection[str]) -> str | None:
     for each in (ours,) if isinstance(ours, str) else ours:
         if each.partition(".")[0] in known:
             return each
-    return next(iter(get_close_matches(name, known, n=1, cutoff=MIN_LIKENESS_OF_FIELDS)), None)
+    return find_closest(name, known)
