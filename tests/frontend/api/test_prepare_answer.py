@@ -2,14 +2,16 @@
 
 import asyncio
 import gc
+import io
 import json
 import threading
 import tracemalloc
+import uuid
 from contextlib import suppress
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 from starlette.requests import ClientDisconnect
 
 from keepsight.api_settings import ApiSettings
@@ -229,8 +231,13 @@ def test_an_invalid_picture_is_never_known(url: str, monkeypatch: pytest.MonkeyP
 
 
 def test_a_picture_whose_exif_names_it_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    request = {"messages": ask(PICTURE, "What?")}
-    assert prepare_in_turn([request, request], monkeypatch, trust_exif_image_id=True) == [False, False]
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[ExifTags.Base.ImageID] = str(uuid.UUID(int=1))
+    Image.new("RGB", (8, 8)).save(file, "PNG", exif=exif)
+    named = {"type": "image_url", "image_url": {"url": to_data_url(file.getvalue())}}
+    unnamed, named_so = ({"messages": ask(each, "What?")} for each in (PICTURE, named))
+    requests = [unnamed, unnamed, named_so, named_so]
+    assert prepare_in_turn(requests, monkeypatch, trust_exif_image_id=True) == [False, True, False, False]
 
 
 def test_the_schemas_of_tools_are_read_by_the_model_s_form_once_and_outside_the_event_loop(
