@@ -8,7 +8,6 @@ import math
 import numbers
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import wraps
 from typing import Any, NoReturn
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
@@ -35,22 +34,23 @@ _RENAMED = {
     "max_output_tokens": "max_tokens",
     "response_format": "structured_outputs",
 }
-# Names of vLLM's that are not implemented here, and the values besides None that ask for nothing: in requests, too.
-NOT_IMPLEMENTED: Mapping[str, tuple[Any, ...]] = {
-    "best_of": (1,),
-    "detokenize": (True,),
-    "extra_args": (),
-    "flat_logprobs": (False,),
-    "guided_decoding": (),
-    "logits_processors": ([],),
-    "logprob_token_ids": (),
-    "output_kind": (),
-    "repetition_detection": (),
-    "skip_reading_prefix_cache": (False,),
-    "spaces_between_special_tokens": (True,),
-    "thinking_token_budget": (),
-    "truncate_prompt_tokens": (),
-}
+# Names of vLLM's that are not implemented here.
+_NOT_IMPLEMENTED = frozenset(
+    {
+        "best_of",
+        "detokenize",
+        "extra_args",
+        "flat_logprobs",
+        "logits_processors",
+        "logprob_token_ids",
+        "output_kind",
+        "repetition_detection",
+        "skip_reading_prefix_cache",
+        "spaces_between_special_tokens",
+        "thinking_token_budget",
+        "truncate_prompt_tokens",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class SamplingParams:
         """Refuse what the generated `__init__` would, with a better message than its TypeError."""
         if unnamed:  # if the order differs from vLLM's, they would mean something else
             raise TypeError("SamplingParams takes only keyword arguments, such as temperature=0")
-        for name, value in named.items():
-            _check_is_known(name, value)
+        for name in named:
+            _check_is_known(name)
         return object.__new__(cls)
 
     def clone(self) -> "SamplingParams":
@@ -215,16 +215,6 @@ def _change(params: SamplingParams, name: str, value: Any) -> None:
 
 
 SamplingParams.__setattr__ = _change  # type: ignore[assignment, method-assign]
-_init = SamplingParams.__init__
-
-
-@wraps(_init)
-def _init_without(self: SamplingParams, **named: Any) -> None:
-    """Leave out what asks for nothing and is no field; `__new__` has refused other values."""
-    _init(self, **{name: value for name, value in named.items() if name not in NOT_IMPLEMENTED})
-
-
-SamplingParams.__init__ = _init_without  # type: ignore[method-assign]
 
 
 def _refuse(name: str, value: object, expected: str) -> NoReturn:
@@ -233,11 +223,11 @@ def _refuse(name: str, value: object, expected: str) -> NoReturn:
     raise InvalidArgumentError(name, f"must be {expected}, not {shown}")
 
 
-def _check_is_known(name: str, value: object) -> None:
+def _check_is_known(name: str) -> None:
     known = SamplingParams.__dataclass_fields__
-    if name in known or (name in NOT_IMPLEMENTED and (value is None or value in NOT_IMPLEMENTED[name])):
+    if name in known:
         return
-    if name in NOT_IMPLEMENTED and name not in _RENAMED:
+    if name in _NOT_IMPLEMENTED:
         raise UnsupportedFieldError(name, "is not supported")
     meant = _RENAMED.get(name) or find_closest(name, known)
     hint = f"did you mean {meant!r}?" if meant else f"known are {', '.join(known)}"

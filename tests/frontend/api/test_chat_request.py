@@ -12,7 +12,7 @@ from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptio
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.prompt.read_messages import read_messages
 from keepsight.image_processor_config import REQUEST_OPTIONS
-from keepsight.sampling_params import NOT_IMPLEMENTED, SamplingParams
+from keepsight.sampling_params import SamplingParams
 
 OBFUSCATED = {"stream": True, "stream_options": {"include_obfuscation": True}}
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -143,11 +143,6 @@ def test_the_defaults_of_vllm_s_requests_change_nothing() -> None:
 def test_an_unsupported_field_is_accepted_with_a_value_that_changes_nothing(name: str, values: list[Any]) -> None:
     for value in values:
         assert parse(**{name: value}).to_sampling_params() == parse().to_sampling_params()
-
-
-def test_the_same_values_change_nothing_offline() -> None:
-    for name in NOT_IMPLEMENTED.keys() & refused_fields(ChatRequest).keys():
-        assert ChatRequest.NEUTRAL_VALUES.get(name, ()) == NOT_IMPLEMENTED[name], name
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from keepsight.frontend.api.response_format import (
 )
 from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused
-from keepsight.sampling_params import NOT_IMPLEMENTED, SamplingParams
+from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_KEY_LENGTH = 1024
@@ -121,13 +121,13 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     # Accepted values of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {
-        "best_of": NOT_IMPLEMENTED["best_of"],
+        "best_of": (1,),
         "cache_prompt": (True,),  # llama.cpp's: prompts are always cached
         "length_penalty": (1, 1.0),
-        "logits_processors": NOT_IMPLEMENTED["logits_processors"],
+        "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
         "prompt_cache_retention": ("in_memory", "in-memory"),
-        "spaces_between_special_tokens": NOT_IMPLEMENTED["spaces_between_special_tokens"],
+        "spaces_between_special_tokens": (True,),
         "stream_interval": (1,),
         "use_beam_search": (False,),
         "watermarking": (False,),
