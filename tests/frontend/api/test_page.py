@@ -139,7 +139,8 @@ def answer_with_the_likeliest(route: Route) -> None:
 
 
 def make_endless(route: Route) -> None:
-    route.fallback(post_data={**body_of(route.request), "ignore_eos": True})
+    # With the penalty nothing is repeated, so nothing is guessed, and the context is not full before Stop is pressed.
+    route.fallback(post_data={**body_of(route.request), "ignore_eos": True, "frequency_penalty": 2})
 
 
 def body_of(request: Request) -> dict[str, Any]:
