@@ -147,6 +147,10 @@ def test_the_benchmark_imports_nothing_of_the_server() -> None:
     assert not [each for each in found if not each.startswith(from_within)]
 
 
+def test_a_batch_is_answered_by_a_client_that_imports_nothing_of_the_server() -> None:
+    assert not offenders("batch", r"torch\b|keepsight\.(?!(batch|bench|errors)\b)")
+
+
 def test_models_import_only_small_value_types_of_the_package() -> None:
     allowed = (*SMALL_NOUNS, "keepsight.models")
     for name, imported in modules("models"):

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -138,9 +138,13 @@ class Supervisor:
         signals: socket.socket,
         engine_command: Sequence[str] = ENGINE,
         frontend_command: Sequence[str] = FRONTEND,
+        on_serving: Callable[[], None] = lambda: None,
     ) -> None:
-        """`listener` is closed when the server begins to end; `signals` is the socket of `take_signals`."""
-        self._settings, self._listener, self._signals = settings, listener, signals
+        """`listener` is closed when the server begins to end; `signals` is the socket of `take_signals`.
+
+        `on_serving` is called when the server is ready.
+        """
+        self._settings, self._listener, self._signals, self._on_serving = settings, listener, signals, on_serving
         self._commands = {"engine": engine_command, "frontend": frontend_command}
         self._children: list[_Child] = []
         self._num_started: Counter[str] = Counter()
@@ -274,6 +278,7 @@ class Supervisor:
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
             url = url_of(self._settings.api.scheme, *self._listener.getsockname())
             logger.info("%s is served on %s after %.1f s", self._settings.model_name, url, seconds)
+            self._on_serving()
 
     def _reap(self) -> None:
         for child in tuple(self._children):

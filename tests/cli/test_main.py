@@ -240,7 +240,7 @@ def test_the_demo_is_named_if_it_is_served_because_no_model_is_given(
     models: list[str], is_named: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    monkeypatch.setattr(serve, "Supervisor", lambda *_: SimpleNamespace(run=lambda: 0))
+    monkeypatch.setattr(serve, "Supervisor", lambda *_, **__: SimpleNamespace(run=lambda: 0))
     assert main(["serve", *models, "--port", "0", "--served-model-name", "gemma"]) == 0
     assert ("no model is given: the built-in demo is served" in caplog.text) == is_named
 
@@ -251,7 +251,7 @@ def test_the_time_that_a_step_may_take_reaches_the_server(
 ) -> None:
     taken: list[ServerSettings] = []
 
-    def supervise(settings: ServerSettings, *_: object) -> SimpleNamespace:
+    def supervise(settings: ServerSettings, *_: object, **__: object) -> SimpleNamespace:
         taken.append(settings)
         return SimpleNamespace(run=lambda: 0)
 

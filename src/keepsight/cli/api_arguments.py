@@ -26,7 +26,7 @@ MIB = 2**20
 def add_api_arguments(parser: argparse.ArgumentParser) -> None:
     _add_access(parser.add_argument_group("access"))
     _add_http(parser.add_argument_group("HTTP"))
-    _add_limits(parser.add_argument_group("request limits"))
+    add_limits(parser.add_argument_group("request limits"))
     _add_uploads(parser.add_argument_group("uploads and stored responses"))
 
 
@@ -110,7 +110,7 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     )
 
 
-def _add_limits(group: argparse._ArgumentGroup) -> None:
+def add_limits(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--trust-request-mm-processor-kwargs",
         action="store_true",

@@ -24,6 +24,7 @@ COMMANDS = {
     "route": "put one address before several servers",
     "chat": "chat with a running server in the terminal, with or without pictures",
     "generate": "ask the model once, with or without pictures",
+    "run-batch": "answer a file of requests in OpenAI's batch format",
     "bench": "measure any OpenAI server, and compare the results",
     "cache": "show what caches hold, and what another size or policy would save",
     "demo-picture": "draw a picture for the demo model, and print what it shows",

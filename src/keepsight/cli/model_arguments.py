@@ -197,11 +197,12 @@ def add_model(parser: argparse.ArgumentParser, name: str = "--model", **options:
     parser.add_argument(name, help="a checkpoint's folder (default: the demo checkpoint)", **options)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool = False) -> None:
+def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool = False, **defaults: Any) -> None:
+    """`defaults`: those of this command that are not `Config`'s."""
     for title, helps in (_HELP | _HELP_OF_ADAPTERS if takes_adapters else _HELP).items():
         group = parser.add_argument_group(title)
         for name, help_text in helps.items():
-            default = getattr(DEFAULTS, name)
+            default = defaults.get(name, getattr(DEFAULTS, name))
             if default and default != "auto":
                 # Shown as it would be typed.
                 help_text = f"{help_text} (default: {json.dumps(default) if isinstance(default, dict) else default})"

@@ -6,7 +6,9 @@ import errno
 import logging
 import os
 import re
-from collections.abc import Collection
+import socket
+from collections.abc import Callable, Collection
+from functools import partial
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
@@ -36,6 +38,13 @@ logger = logging.getLogger(__name__)
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser, "model", nargs="?")
     add_address(parser)
+    add_process_arguments(parser)
+    add_shutdown_timeout(parser, "server")
+    add_api_arguments(parser)
+    add_model_arguments(parser, takes_adapters=True)
+
+
+def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--served-model-name",
         nargs="+",
@@ -51,18 +60,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=1,
         help="engines that share the requests, each with a GPU or part of the cores (default: 1)",
     )
-    add_shutdown_timeout(parser, "server")
     parser.add_argument(
         "--watchdog-timeout",
         type=float,
         help="seconds that a step of an engine may take before the engine is replaced, at least 10, or 0 for any "
         "number (default: 300 on a GPU; 0 on a CPU, where a large model's may take as long)",
     )
-    add_api_arguments(parser)
-    add_model_arguments(parser, takes_adapters=True)
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace, on_serving: Callable[[socket.socket], None] = lambda _: None) -> int:
+    """`on_serving`: called with the listening socket once requests are answered. It is closed when the server ends."""
     program = identify_program()
     begin_log()
     warn_of_vllm_variables(os.environ)
@@ -102,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
             watchdog_seconds=arguments.watchdog_timeout,
             api=api,
         )
-        return Supervisor(settings, listener, signals).run()
+        return Supervisor(settings, listener, signals, on_serving=partial(on_serving, listener)).run()
 
 
 def _check_names(config: Config, model_names: Collection[str]) -> None:

@@ -1,0 +1,154 @@
+"""Asks a server for the answers to a batch's requests, a bounded number at a time, and writes each as it comes."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from keepsight.batch.batch_lines import Request, answer_line, error_line, is_worth_another_try
+from keepsight.batch.output_file import OutputFile
+from keepsight.bench.address import Address
+from keepsight.bench.http_connection import connecting
+from keepsight.errors import NoAnswerError
+
+MOST_ATTEMPTS = 5
+# They double from attempt to attempt, unless the server says how long to wait.
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    address: Address
+    api_key: str | None
+    # Whether it is ending: what it has not answered then is left.
+    is_ending: Callable[[], bool] = lambda: False
+    # Bounds on requests under way: how many, and the bytes of all bodies, but one may have any size.
+    max_requests: int = 512
+    max_bytes: int = 400 * 2**20
+
+
+@dataclass(slots=True)
+class Tally:
+    by_status: Counter[int] = field(default_factory=Counter)
+    num_errors: int = 0
+    # Answered by an earlier run.
+    num_kept: int = 0
+    is_whole: bool = False
+
+    def __str__(self) -> str:
+        statuses = ", ".join(f"{status}: {count}" for status, count in sorted(self.by_status.items()))
+        parts = [f"{self.by_status.total()} answered" + (f" ({statuses})" if statuses else "")]
+        parts += [f"{self.num_errors} with an error"] if self.num_errors else []
+        return ", ".join(parts + ([f"{self.num_kept} answered before"] if self.num_kept else []))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def has_lost_engines(self) -> bool:
+        """Two were lost, so the request may be the cause: with each more, those that run beside it would suffer."""
+        return b'"engine_lost"' in self.body
+
+
+class BatchAnswerer:
+    def __init__(self, server: Server, output: OutputFile, tally: Tally, note: Callable[[], object]) -> None:
+        """`note` is called after each line that is written or left out."""
+        self._server, self._output, self._tally, self._note = server, output, tally, note
+        self._headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+        # With the size of each request.
+        self._running: dict[asyncio.Task[None], int] = {}
+
+    async def run(self, lines: Iterable[Request | bytes]) -> None:
+        """Raise NoAnswerError if the server cannot be reached (any more)."""
+        self._tally.is_whole = True
+        try:
+            for line in lines:
+                if isinstance(line, bytes):
+                    self._tally.num_errors += 1
+                    self._write(line)
+                elif line.custom_id in self._output.answered:
+                    self._tally.num_kept += 1
+                    self._note()
+                else:
+                    await self._begin(line)
+                if self._server.is_ending():
+                    self._tally.is_whole = False
+                    break
+            while self._running:
+                await self._wait_for_one()
+        finally:
+            for task in self._running:
+                task.cancel()
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    async def _begin(self, request: Request) -> None:
+        while self._running and (
+            len(self._running) >= self._server.max_requests
+            or sum(self._running.values()) + len(request.body) > self._server.max_bytes
+        ):
+            await self._wait_for_one()
+        self._running[asyncio.create_task(self._answer(request))] = len(request.body)
+        await asyncio.sleep(0)  # it is sent while the next line is read
+
+    async def _wait_for_one(self) -> None:
+        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            del self._running[task]
+            task.result()
+
+    def _write(self, line: bytes) -> None:
+        self._output.write(line)
+        self._note()
+
+    async def _answer(self, request: Request) -> None:
+        outcome = await self._ask_until_final(request)
+        if isinstance(outcome, _Answer):
+            self._tally.by_status[outcome.status] += 1
+            request_id = outcome.headers.get("x-request-id")
+            self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body))
+        elif outcome is None:
+            self._tally.is_whole = False
+        elif outcome.is_unreachable:
+            self._tally.is_whole = False
+            raise outcome
+        else:
+            self._tally.num_errors += 1
+            reason = f"the connection ended {MOST_ATTEMPTS} times before the answer did: {outcome}"
+            self._write(error_line(request.number, request.custom_id, "no_answer", reason))
+
+    async def _ask_until_final(self, request: Request) -> _Answer | NoAnswerError | None:
+        """Return None if the server ends before it has an answer."""
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            outcome = await self._ask(request)
+            if isinstance(outcome, _Answer) and not is_worth_another_try(outcome.status):
+                return outcome
+            if self._server.is_ending():
+                return None
+            if attempt == MOST_ATTEMPTS or (isinstance(outcome, _Answer) and outcome.has_lost_engines):
+                break
+            await asyncio.sleep(_pause_after(outcome, attempt))
+        return outcome
+
+    async def _ask(self, request: Request) -> _Answer | NoAnswerError:
+        address, connection = self._server.address, None
+        try:
+            async with connecting(address) as connection:
+                response = await connection.post(request.url.removeprefix("/v1"), request.body, self._headers)
+                return _Answer(response.status, response.headers, await response.read())
+        except (OSError, EOFError, ValueError, NoAnswerError) as error:
+            return NoAnswerError(f"{address.url}: {error or type(error).__name__}", is_unreachable=connection is None)
+
+
+def _pause_after(outcome: _Answer | NoAnswerError, attempt: int) -> float:
+    """Return what the server says, or longer each time, and never the same for all."""
+    seconds: float = FIRST_PAUSE_SECONDS * 2 ** (attempt - 1)
+    if isinstance(outcome, _Answer):
+        with suppress(ValueError):
+            seconds = float(outcome.headers.get("retry-after", seconds))
+    return min(max(0.0, seconds), LONGEST_PAUSE_SECONDS) * random.uniform(0.75, 1.0)

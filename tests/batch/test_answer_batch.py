@@ -1,0 +1,194 @@
+"""A batch asks a scripted server, within its bounds, and writes what became of each line."""
+
+import asyncio
+import io
+import json
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from keepsight.batch import answer_batch
+from keepsight.batch.answer_batch import MOST_ATTEMPTS, BatchAnswerer, Server, Tally
+from keepsight.batch.batch_lines import Request, read_requests
+from keepsight.batch.output_file import OutputFile
+from keepsight.bench.address import Address
+from keepsight.errors import NoAnswerError
+from tests.batch.made_up_lines import to_line
+from tests.cli.scripted_server import Script, scripted_server
+
+REFUSAL = b'{"error": {"message": "full", "code": "server_overloaded"}}'
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with scripted_server(Script(answers=[[b'{"n": 1}']])) as script:
+        yield script
+
+
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Those that were asked for; there are none."""
+    asked: list[float] = []
+    pause_after = answer_batch._pause_after
+
+    def note(*arguments: Any) -> float:
+        asked.append(pause_after(*arguments))
+        return 0
+
+    monkeypatch.setattr(answer_batch, "_pause_after", note)
+    return asked
+
+
+class Batch:
+    def __init__(self, folder: Path, server: Server) -> None:
+        self.path, self.server, self.tally, self.num_done = folder / "out.jsonl", server, Tally(), 0
+
+    def answer(self, lines: Iterable[Request | bytes]) -> list[dict[str, Any]]:
+        """Return the lines of the output."""
+        output = OutputFile(self.path, is_resumed=True)
+        try:
+            asyncio.run(BatchAnswerer(self.server, output, self.tally, self._note).run(lines))
+        finally:
+            output.close()
+        return [json.loads(line) for line in self.path.read_bytes().splitlines()]
+
+    def _note(self) -> None:
+        self.num_done += 1
+
+
+def batch_for(folder: Path, script: Script, **options: Any) -> Batch:
+    return Batch(folder, Server(Address.parse(script.url), "secret", **options))
+
+
+def lines_of(*custom_ids: str) -> list[Request | bytes]:
+    return list(read_requests(io.BytesIO(b"".join(map(to_line, custom_ids))), 1000))
+
+
+def test_each_line_is_answered_once_and_resuming_asks_only_for_the_others(tmp_path: Path, script: Script) -> None:
+    script.headers["X-Request-Id"] = "req-1"
+    batch = batch_for(tmp_path, script)
+    first = batch.answer(lines_of("a", "b"))
+    assert {each["custom_id"] for each in first} == {"a", "b"}
+    answer = {"status_code": 200, "request_id": "req-1", "body": {"n": 1}}
+    assert all((each["response"], each["error"]) == (answer, None) for each in first)
+    assert script.authorizations == ["Bearer secret"] * 2
+    assert batch.tally.is_whole
+    both = batch.answer(lines_of("a", "c", "b"))
+    assert both[:2] == first
+    assert [each["custom_id"] for each in both[2:]] == ["c"]
+    assert len(script.bodies) == 3
+    assert str(batch.tally) == "3 answered (200: 3), 2 answered before"
+    assert batch.num_done == 5
+
+
+def test_bad_lines_are_written_and_not_sent(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script)
+    lines = read_requests(io.BytesIO(b"nonsense\n" + to_line()), 1000)
+    written = batch.answer(lines)
+    assert sorted((each["custom_id"] or "", each["error"] is None) for each in written) == [("", False), ("a", True)]
+    assert str(batch.tally) == "1 answered (200: 1), 1 with an error"
+
+
+def test_a_refusal_is_the_answer_of_its_line(tmp_path: Path, script: Script) -> None:
+    script.status, script.refusal = 400, b'{"error": {"message": "no"}}'
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    assert (written["response"]["status_code"], written["error"]) == (400, None)
+    assert written["response"]["body"] == {"error": {"message": "no"}}
+    assert len(script.bodies) == 1
+
+
+def test_a_server_without_room_is_asked_again_when_it_says_and_its_last_word_counts(
+    tmp_path: Path, script: Script, pauses: list[float]
+) -> None:
+    script.status, script.refusal, script.headers["Retry-After"] = 503, REFUSAL, "2"
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    assert written["response"]["status_code"] == 503
+    assert len(script.bodies) == MOST_ATTEMPTS
+    assert len(pauses) == MOST_ATTEMPTS - 1
+    assert all(1.5 <= each <= 2 for each in pauses)
+
+
+def test_pauses_grow_where_the_server_says_nothing(tmp_path: Path, script: Script, pauses: list[float]) -> None:
+    script.status, script.refusal = 429, REFUSAL
+    batch_for(tmp_path, script).answer(lines_of("a"))
+    assert pauses == sorted(pauses)
+    assert 0.375 <= pauses[0] < pauses[-1] <= 4
+
+
+def test_an_answer_after_a_refusal_for_lack_of_room_counts(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script.status, script.refusal = 503, REFUSAL
+
+    def make_room(*_: object) -> float:
+        script.status = 200
+        return 0
+
+    monkeypatch.setattr(answer_batch, "_pause_after", make_room)
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    assert written["response"]["status_code"] == 200
+    assert len(script.bodies) == 2
+
+
+def test_a_request_that_may_have_ended_two_engines_is_not_asked_again(tmp_path: Path, script: Script) -> None:
+    script.status, script.refusal = 503, b'{"error": {"message": "lost", "code": "engine_lost"}}'
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    assert written["response"]["status_code"] == 503
+    assert len(script.bodies) == 1
+
+
+def test_a_connection_that_always_ends_early_is_an_error_of_its_line(tmp_path: Path, script: Script) -> None:
+    script.headers["Content-Length"] = "1000"
+    batch = batch_for(tmp_path, script)
+    [written] = batch.answer(lines_of("a"))
+    assert (written["custom_id"], written["response"], written["error"]["code"]) == ("a", None, "no_answer")
+    assert written["error"]["message"].startswith("line 1: the connection ended 5 times before the answer did: ")
+    assert len(script.bodies) == MOST_ATTEMPTS
+    assert batch.tally.is_whole
+
+
+def test_a_server_that_is_not_there_ends_the_batch_and_leaves_the_rest(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    batch = Batch(tmp_path, Server(Address("127.0.0.1", port, "/v1", is_secure=False), None))
+    with pytest.raises(NoAnswerError, match=f"http://127.0.0.1:{port}/v1: "):
+        batch.answer(lines_of("a", "b"))
+    assert batch.path.read_bytes() == b""
+    assert not batch.tally.is_whole
+
+
+def test_what_a_server_says_as_it_ends_is_no_answer(tmp_path: Path, script: Script) -> None:
+    script.status, script.refusal = 503, REFUSAL
+    batch = batch_for(tmp_path, script, is_ending=lambda: bool(script.bodies))
+    assert batch.answer(lines_of("a")) == []
+    assert not batch.tally.is_whole
+
+
+def test_no_line_is_read_once_the_server_ends(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script, is_ending=lambda: len(script.bodies) > 1, max_requests=1)
+    assert len(batch.answer(lines_of(*"abcdef"))) < 6
+    assert not batch.tally.is_whole
+
+
+def test_as_many_requests_as_allowed_are_under_way(tmp_path: Path, script: Script) -> None:
+    script.together = threading.Barrier(3)
+    batch = batch_for(tmp_path, script, max_requests=3)
+    assert len(batch.answer(lines_of(*"abcdef"))) == 6
+
+
+@pytest.mark.parametrize("bounds", [{"max_requests": 1}, {"max_bytes": 1}])
+def test_lines_are_read_only_as_fast_as_they_are_answered(
+    bounds: dict[str, int], tmp_path: Path, script: Script
+) -> None:
+    batch = batch_for(tmp_path, script, **bounds)
+
+    def lines() -> Iterator[Request | bytes]:
+        for number, line in enumerate(lines_of(*"abcd")):
+            assert batch.num_done >= number - 1  # one is under way, and the next is held
+            yield line
+
+    assert len(batch.answer(lines())) == 4

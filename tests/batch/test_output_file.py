@@ -1,0 +1,73 @@
+"""Each answer is in the file as soon as it is there, and no answer is lost."""
+
+from pathlib import Path
+
+import pytest
+
+from keepsight.batch.batch_lines import answer_line, error_line
+from keepsight.batch.output_file import OutputFile
+from keepsight.errors import InvalidArgumentError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.jsonl"
+
+
+def test_a_line_is_in_the_file_at_once(path: Path) -> None:
+    output = OutputFile(path, is_resumed=False)
+    output.write(b"{}\n")
+    assert path.read_bytes() == b"{}\n"
+    output.close()
+
+
+def test_answers_are_not_overwritten_but_an_empty_file_may_be_there(path: Path) -> None:
+    path.touch()
+    OutputFile(path, is_resumed=False).close()
+    path.write_bytes(b"{}\n")
+    with pytest.raises(InvalidArgumentError, match=r"^--output-file: .*out.jsonl exists: --resume keeps its answers"):
+        OutputFile(path, is_resumed=False)
+    assert path.read_bytes() == b"{}\n"
+
+
+def test_resuming_keeps_answers_and_drops_what_is_to_be_done_again(path: Path) -> None:
+    answers = [answer_line("good", 200, None, b"{}"), answer_line("refused", 400, None, b"{}")]
+    failed = [answer_line("full", 503, None, b"{}"), answer_line("slow", 429, None, b"{}")]
+    errors = [error_line(3, None, "invalid_json_line", ""), error_line(4, "unanswered", "no_answer", "")]
+    half = answer_line("half", 200, None, b"{}")[:-1]
+    path.write_bytes(b"".join([failed[0], answers[0], errors[0], answers[1], failed[1], errors[1], half]))
+    output = OutputFile(path, is_resumed=True)
+    output.write(b"{}\n")
+    output.close()
+    assert output.answered == {"good", "refused"}
+    assert path.read_bytes() == b"".join([*answers, b"{}\n"])
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_what_is_not_there_yet_can_be_resumed(path: Path) -> None:
+    output = OutputFile(path, is_resumed=True)
+    output.close()
+    assert output.answered == set()
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"a,b\n", b'{"custom_id": "a", "method": "POST"}\n'])
+def test_another_file_is_not_resumed_and_stays_as_it_is(content: bytes, path: Path) -> None:
+    path.write_bytes(answer_line("a", 200, None, b"{}") + content)
+    before = path.read_bytes()
+    with pytest.raises(InvalidArgumentError, match=r"^--output-file: line 2 of .* is no answer of a batch: "):
+        OutputFile(path, is_resumed=True)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^--output-file: cannot write .*: No such file or directory"):
+        OutputFile(tmp_path / "missing" / "out.jsonl", is_resumed=False)
+
+
+def test_the_file_behind_a_link_is_resumed(path: Path) -> None:
+    path.write_bytes(answer_line("a", 200, None, b"{}"))
+    link = path.with_name("link")
+    link.symlink_to(path)
+    OutputFile(link, is_resumed=True).close()
+    assert link.is_symlink()
