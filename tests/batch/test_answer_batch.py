@@ -174,6 +174,18 @@ def test_no_line_is_read_once_the_server_ends(tmp_path: Path, script: Script) ->
     assert not batch.tally.is_whole
 
 
+def test_a_batch_that_is_interrupted_is_not_whole(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script)
+
+    def lines() -> Iterator[Request | bytes]:
+        yield from lines_of("a")
+        raise OSError("the disk is gone")
+
+    with pytest.raises(OSError, match="the disk is gone"):
+        batch.answer(lines())
+    assert not batch.tally.is_whole
+
+
 def test_as_many_requests_as_allowed_are_under_way(tmp_path: Path, script: Script) -> None:
     script.together = threading.Barrier(3)
     batch = batch_for(tmp_path, script, max_requests=3)

@@ -63,10 +63,10 @@ class BatchAnswerer:
         self._headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         # With the size of each request.
         self._running: dict[asyncio.Task[None], int] = {}
+        self._is_cut = False
 
     async def run(self, lines: Iterable[Request | bytes]) -> None:
         """Raise NoAnswerError if the server cannot be reached (any more)."""
-        self._tally.is_whole = True
         try:
             for line in lines:
                 if isinstance(line, bytes):
@@ -78,10 +78,11 @@ class BatchAnswerer:
                 else:
                     await self._begin(line)
                 if self._server.is_ending():
-                    self._tally.is_whole = False
+                    self._is_cut = True
                     break
             while self._running:
                 await self._wait_for_one()
+            self._tally.is_whole = not self._is_cut
         finally:
             for task in self._running:
                 task.cancel()
@@ -113,9 +114,8 @@ class BatchAnswerer:
             request_id = outcome.headers.get("x-request-id")
             self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body))
         elif outcome is None:
-            self._tally.is_whole = False
+            self._is_cut = True
         elif outcome.is_unreachable:
-            self._tally.is_whole = False
             raise outcome
         else:
             self._tally.num_errors += 1
