@@ -49,7 +49,7 @@ class Batch:
 
     def answer(self, lines: Iterable[Request | bytes]) -> list[dict[str, Any]]:
         """Return the lines of the output."""
-        output = OutputFile(self.path, is_resumed=True)
+        output = OutputFile(self.path, is_resumed=self.path.is_file())
         try:
             asyncio.run(BatchAnswerer(self.server, output, self.tally, self._note).run(lines))
         finally:
@@ -186,10 +186,35 @@ def test_a_batch_that_is_interrupted_is_not_whole(tmp_path: Path, script: Script
     assert not batch.tally.is_whole
 
 
+def test_an_answer_counts_once_it_is_written(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script)
+    batch.path.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left"):
+        batch.answer(lines_of("a"))
+    with pytest.raises(OSError, match="No space left"):
+        batch.answer(read_requests(io.BytesIO(b"nonsense\n"), 1000))
+    assert str(batch.tally) == "0 answered"
+
+
 def test_as_many_requests_as_allowed_are_under_way(tmp_path: Path, script: Script) -> None:
     script.together = threading.Barrier(3)
     batch = batch_for(tmp_path, script, max_requests=3)
     assert len(batch.answer(lines_of(*"abcdef"))) == 6
+
+
+def test_running_requests_go_on_while_lines_that_need_no_answer_are_read(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script)
+    batch.answer(lines_of("a", "b"))
+    turns: list[bool] = []
+
+    def lines() -> Iterator[Request | bytes]:
+        for number, line in enumerate([*lines_of("a", "b"), *read_requests(io.BytesIO(b"nonsense\n"), 1000)]):
+            assert len(turns) == number
+            asyncio.get_running_loop().call_soon(turns.append, True)
+            yield line
+
+    batch.answer(lines())
+    assert len(turns) == 3
 
 
 @pytest.mark.parametrize("bounds", [{"max_requests": 1}, {"max_bytes": 1}])

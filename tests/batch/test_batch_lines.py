@@ -92,6 +92,11 @@ def test_an_answer_is_one_line_of_ascii_with_the_fields_of_openai() -> None:
     assert written == {"custom_id": "ä\u2028", "response": response, "error": None}
 
 
+def test_numbers_that_json_lacks_are_null() -> None:
+    written = json.loads(answer_line("a", 200, None, b'{"logprobs": [-1.5, -Infinity, NaN]}'))
+    assert written["response"]["body"] == {"logprobs": [-1.5, None, None]}
+
+
 def test_a_page_in_place_of_an_answer_is_quoted() -> None:
     written = json.loads(answer_line("a", 502, None, b"<html>Bad gateway"))
     assert written["response"]["body"] == {"error": {"message": "<html>Bad gateway"}}

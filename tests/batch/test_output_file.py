@@ -1,5 +1,6 @@
 """Each answer is in the file as soon as it is there, and no answer is lost."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -31,15 +32,15 @@ def test_answers_are_not_overwritten_but_an_empty_file_may_be_there(path: Path) 
 
 
 def test_resuming_keeps_answers_and_drops_what_is_to_be_done_again(path: Path) -> None:
-    answers = [answer_line("good", 200, None, b"{}"), answer_line("refused", 400, None, b"{}")]
-    failed = [answer_line("full", 503, None, b"{}"), answer_line("slow", 429, None, b"{}")]
+    answers = [answer_line("good", 200, None, b"{}"), answer_line("fine", 200, None, b"{}")]
+    failed = [answer_line("full", 503, None, b"{}"), answer_line("refused", 400, None, b"{}")]
     errors = [error_line(3, None, "invalid_json_line", ""), error_line(4, "unanswered", "no_answer", "")]
     half = answer_line("half", 200, None, b"{}")[:-1]
     path.write_bytes(b"".join([failed[0], answers[0], errors[0], answers[1], failed[1], errors[1], half]))
     output = OutputFile(path, is_resumed=True)
     output.write(b"{}\n")
     output.close()
-    assert output.answered == {"good", "refused"}
+    assert output.answered == {"good", "fine"}
     assert path.read_bytes() == b"".join([*answers, b"{}\n"])
     assert list(path.parent.iterdir()) == [path]
 
@@ -50,7 +51,53 @@ def test_what_is_not_there_yet_can_be_resumed(path: Path) -> None:
     assert output.answered == set()
 
 
-@pytest.mark.parametrize("content", [b"{}\n", b"a,b\n", b'{"custom_id": "a", "method": "POST"}\n'])
+def test_a_last_line_may_end_anywhere(path: Path) -> None:
+    line = answer_line("a", 200, None, b"{}")
+    for end in range(len(line)):
+        path.write_bytes(line[:end])
+        OutputFile(path, is_resumed=True).close()
+        assert path.read_bytes() == b""
+
+
+def test_whatever_other_servers_answer_is_kept(path: Path) -> None:
+    lines = b"".join(
+        answer_line(custom_id, 200, None, body)
+        for custom_id, body in {"a": b'{"n": 1e999}', "b": rb'"\ud83d"', "c": b'{"n": -Infinity}'}.items()
+    )
+    path.write_bytes(lines)
+    output = OutputFile(path, is_resumed=True)
+    output.close()
+    assert output.answered == {"a", "b", "c"}
+    assert path.read_bytes() == lines
+
+
+def test_a_line_without_an_end_that_another_program_wrote_gets_one(path: Path) -> None:
+    path.write_bytes(b'{"id": "1", "custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": null}')
+    output = OutputFile(path, is_resumed=True)
+    output.write(b"{}\n")
+    output.close()
+    assert output.answered == {"a"}
+    assert path.read_bytes().endswith(b"null}\n{}\n")
+
+
+def test_only_those_who_could_read_the_answers_can_still_once_it_is_resumed(path: Path) -> None:
+    path.write_bytes(answer_line("a", 200, None, b"{}"))
+    path.chmod(0o600)
+    OutputFile(path, is_resumed=True).close()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_answers_may_go_to_a_pipe() -> None:
+    reader, writer = os.pipe()
+    output = OutputFile(Path(f"/dev/fd/{writer}"), is_resumed=False)
+    output.write(b"{}\n")
+    output.close()
+    assert os.read(reader, 100) == b"{}\n"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"a,b\n", b'{"custom_id": "a", "method": "POST"}\n', b'{"a": 1}'])
 def test_another_file_is_not_resumed_and_stays_as_it_is(content: bytes, path: Path) -> None:
     path.write_bytes(answer_line("a", 200, None, b"{}") + content)
     before = path.read_bytes()

@@ -169,6 +169,8 @@ def test_a_usage_error_is_one_line_and_status_2(
 ) -> None:
     files.requests.touch()
     assert main(["run-batch", *files.names, *flags]) == 2
-    [line] = capsys.readouterr().err.splitlines()
+    said = capsys.readouterr()
+    [line] = said.err.splitlines()
     assert line.startswith("keepsight run-batch: ")
+    assert said.out == ""
     assert message in line

@@ -35,7 +35,8 @@ class Tally:
     num_errors: int = 0
     # Answered by an earlier run.
     num_kept: int = 0
-    is_whole: bool = False
+    # None until the first line is read.
+    is_whole: bool | None = None
 
     def __str__(self) -> str:
         statuses = ", ".join(f"{status}: {count}" for status, count in sorted(self.by_status.items()))
@@ -67,10 +68,10 @@ class BatchAnswerer:
 
     async def run(self, lines: Iterable[Request | bytes]) -> None:
         """Raise NoAnswerError if the server cannot be reached (any more)."""
+        self._tally.is_whole = False
         try:
             for line in lines:
                 if isinstance(line, bytes):
-                    self._tally.num_errors += 1
                     self._write(line)
                 elif line.custom_id in self._output.answered:
                     self._tally.num_kept += 1
@@ -80,6 +81,7 @@ class BatchAnswerer:
                 if self._server.is_ending():
                     self._is_cut = True
                     break
+                await asyncio.sleep(0)  # those that run go on while the next line is read
             while self._running:
                 await self._wait_for_one()
             self._tally.is_whole = not self._is_cut
@@ -95,7 +97,6 @@ class BatchAnswerer:
         ):
             await self._wait_for_one()
         self._running[asyncio.create_task(self._answer(request))] = len(request.body)
-        await asyncio.sleep(0)  # it is sent while the next line is read
 
     async def _wait_for_one(self) -> None:
         done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -103,22 +104,25 @@ class BatchAnswerer:
             del self._running[task]
             task.result()
 
-    def _write(self, line: bytes) -> None:
+    def _write(self, line: bytes, status: int | None = None) -> None:
+        """`status`: that of an answer; None for an error."""
         self._output.write(line)
+        if status is None:
+            self._tally.num_errors += 1
+        else:
+            self._tally.by_status[status] += 1
         self._note()
 
     async def _answer(self, request: Request) -> None:
         outcome = await self._ask_until_final(request)
         if isinstance(outcome, _Answer):
-            self._tally.by_status[outcome.status] += 1
             request_id = outcome.headers.get("x-request-id")
-            self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body))
+            self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body), outcome.status)
         elif outcome is None:
             self._is_cut = True
         elif outcome.is_unreachable:
             raise outcome
         else:
-            self._tally.num_errors += 1
             reason = f"the connection ended {MOST_ATTEMPTS} times before the answer did: {outcome}"
             self._write(error_line(request.number, request.custom_id, "no_answer", reason))
 

@@ -9,6 +9,8 @@ from typing import Any, BinaryIO
 import msgspec
 
 URLS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses", "/v1/messages")
+# Each line that is written begins so.
+LINE_START = b'{"id":"batch_req_'
 _UNREADABLE = (msgspec.MsgspecError, ValueError, RecursionError)
 
 
@@ -80,7 +82,7 @@ def _find_fault(fields: _Fields, seen: set[str]) -> tuple[str, str] | None:
 def answer_line(custom_id: str, status: int, request_id: str | None, body: bytes) -> bytes:
     """Return the line of an answer, whatever its status."""
     try:
-        content = json.loads(body)
+        content = json.loads(body, parse_constant=lambda _: None)  # NaN and infinities, which JSON lacks
     except (ValueError, RecursionError):  # a proxy's page
         content = {"error": {"message": body[:200].decode(errors="replace")}}
     return _to_line(custom_id, {"status_code": status, "request_id": request_id, "body": content}, None)

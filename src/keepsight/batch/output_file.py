@@ -1,12 +1,14 @@
 """The file that a batch's answers are written to, each as it comes; after any end it can be continued."""
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import msgspec
 
-from keepsight.batch.batch_lines import is_worth_another_try
+from keepsight.batch.batch_lines import LINE_START
 from keepsight.errors import InvalidArgumentError
 
 FLAG = "--output-file"
@@ -31,7 +33,7 @@ class OutputFile:
             self._file: BinaryIO = path.open("ab")
         except OSError as error:
             raise InvalidArgumentError(FLAG, f"cannot write {path}: {error.strerror or error}") from error
-        if not is_resumed and self._file.tell():
+        if not is_resumed and os.fstat(self._file.fileno()).st_size:
             self.close()
             raise InvalidArgumentError(FLAG, f"{path} exists: --resume keeps its answers and asks for the others")
 
@@ -44,15 +46,19 @@ class OutputFile:
 
 
 def _keep_answers(path: Path) -> set[str]:
-    """Leave in the file only its answers, and return their ids: what failed, or was half written, is done again."""
+    """Leave in the file only its answers, and return their ids: what failed, or was half written, is done again.
+
+    A refusal counts as failed: a missing option of the command may be its cause, such as a key.
+    """
     answered: set[str] = set()
     kept = path.with_name(f"{path.name}.kept")
     try:
         with path.open("rb") as old, kept.open("wb") as new:
+            shutil.copymode(path, kept)
             for number, line in enumerate(old, 1):
                 if (custom_id := _find_answered(line, f"line {number} of {path}")) is not None:
                     answered.add(custom_id)
-                    new.write(line)
+                    new.write(line.rstrip() + b"\n")
             new.flush()
             os.fsync(new.fileno())
         kept.replace(path)
@@ -62,11 +68,12 @@ def _keep_answers(path: Path) -> set[str]:
 
 
 def _find_answered(line: bytes, name: str) -> str | None:
-    if not line.endswith(b"\n"):  # the writer was killed
+    if not line.endswith(b"\n") and LINE_START.startswith(line[: len(LINE_START)]):  # the writer was killed
         return None
     try:
-        written = msgspec.json.decode(line, type=_Written)
+        # Also what is no strict JSON, such as half of a surrogate pair in an answer.
+        written = msgspec.convert(json.loads(line), _Written)
     except (msgspec.MsgspecError, ValueError) as error:
         raise InvalidArgumentError(FLAG, f"{name} is no answer of a batch: {error}") from error
-    is_answered = written.response is not None and not is_worth_another_try(written.response.status_code)
+    is_answered = written.response is not None and 200 <= written.response.status_code < 300
     return written.custom_id if is_answered else None

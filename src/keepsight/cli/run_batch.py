@@ -71,8 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             status = _ask_own(served, batch) if arguments.base_url is None else _ask_running(arguments, batch)
         finally:
-            rest = "" if batch.tally.is_whole else "; --resume does the rest"
-            print(f"{arguments.output_file}: {batch.tally}{rest}")
+            if batch.tally.is_whole is not None:
+                rest = "" if batch.tally.is_whole else "; --resume does the rest"
+                print(f"{arguments.output_file}: {batch.tally}{rest}")
     return status or int(not batch.tally.is_whole)
 
 
