@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import cache
 
 from keepsight.bench.address import Address
 from keepsight.errors import NoAnswerError
@@ -73,9 +74,15 @@ class Connection:
 
 @asynccontextmanager
 async def connecting(address: Address) -> AsyncIterator[Connection]:
-    context = ssl.create_default_context() if address.is_secure else None
+    context = _certificates() if address.is_secure else None
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     try:
         yield Connection(address, reader, writer)
     finally:
         writer.close()
+
+
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read once those that are trusted: it takes longer than a connection, and no other goes on meanwhile."""
+    return ssl.create_default_context()
