@@ -87,9 +87,10 @@ def test_only_those_who_could_read_the_answers_can_still_once_it_is_resumed(path
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_answers_may_go_to_a_pipe() -> None:
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_answers_may_go_to_a_pipe(is_resumed: bool) -> None:
     reader, writer = os.pipe()
-    output = OutputFile(Path(f"/dev/fd/{writer}"), is_resumed=False)
+    output = OutputFile(Path(f"/dev/fd/{writer}"), is_resumed)
     output.write(b"{}\n")
     output.close()
     assert os.read(reader, 100) == b"{}\n"

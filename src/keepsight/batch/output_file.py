@@ -29,7 +29,7 @@ class OutputFile:
         """Open the file; its answers stay if `is_resumed`, otherwise there must be none."""
         try:
             # The ids whose requests need not be asked again.
-            self.answered = _keep_answers(path.resolve()) if is_resumed and path.exists() else set[str]()
+            self.answered = _keep_answers(path.resolve()) if is_resumed and path.is_file() else set[str]()
             self._file: BinaryIO = path.open("ab")
         except OSError as error:
             raise InvalidArgumentError(FLAG, f"cannot write {path}: {error.strerror or error}") from error
