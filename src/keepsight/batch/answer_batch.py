@@ -3,7 +3,7 @@
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -66,11 +66,12 @@ class BatchAnswerer:
         self._running: dict[asyncio.Task[None], int] = {}
         self._is_cut = False
 
-    async def run(self, lines: Iterable[Request | bytes]) -> None:
+    async def run(self, lines: Iterator[Request | bytes]) -> None:
         """Raise NoAnswerError if the server cannot be reached (any more)."""
         self._tally.is_whole = False
         try:
-            for line in lines:
+            # In a thread: the lines may come from a pipe that is slow.
+            while (line := await asyncio.to_thread(next, lines, None)) is not None:
                 if isinstance(line, bytes):
                     self._write(line)
                 elif line.custom_id in self._output.answered:
@@ -81,7 +82,6 @@ class BatchAnswerer:
                 if self._server.is_ending():
                     self._is_cut = True
                     break
-                await asyncio.sleep(0)  # those that run go on while the next line is read
             while self._running:
                 await self._wait_for_one()
             self._tally.is_whole = not self._is_cut
