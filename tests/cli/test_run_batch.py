@@ -160,6 +160,8 @@ def test_requests_may_come_from_a_pipe(files: Files) -> None:
         (["-o", __file__], "exists: --resume keeps its answers and asks for the others"),
         (["-o", __file__, "--resume"], "is no answer of a batch"),
         (["--model", "/m", "--base-url", "http://a/v1"], "--model: cannot be given with --base-url"),
+        (["--quantization", "int8", "--base-url", "http://a/v1"], "--quantization: cannot be given with --base-url"),
+        (["--api-key", "k"], "--api-key: is that of a running server"),
         (["--base-url", "a"], "--base-url: must be like http://127.0.0.1:8000/v1, not 'a'"),
         (["--model", "/no/such"], "/no/such"),
     ],

@@ -29,10 +29,13 @@ from keepsight.cli.api_arguments import add_limits, api_settings_from
 from keepsight.cli.check_arguments import check_arguments_are_text, check_minimums
 from keepsight.cli.listen import add_shutdown_timeout, allow_many_open_files
 from keepsight.cli.model_arguments import add_model, add_model_arguments
+from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.openai_server import choose_api_key
 from keepsight.errors import InvalidArgumentError
 from keepsight.supervisor import url_of
 
+# Options of a server that is started which also limit what is sent to one that runs already.
+_LIMITS_OF_BOTH = ("max_body_mb", "max_waiting_requests")
 # Bodies of the largest size that may be under way together: a part of what a server reads at once.
 MOST_LARGEST_BODIES = 4
 
@@ -50,6 +53,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("a running server, in place of one that is started with the options below")
     group.add_argument("--base-url", metavar="URL", help="its URL, such as http://127.0.0.1:8000/v1")
     group.add_argument("--api-key", metavar="KEY", help="its key (default: OPENAI_API_KEY in the environment)")
+    _add_server_arguments(parser)
+
+
+def _add_server_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     serve.add_process_arguments(parser)
     add_shutdown_timeout(parser, "server")
@@ -59,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     check_arguments_are_text(arguments)
+    _check_go_together(arguments)
     if arguments.concurrency is not None:
         check_minimums(arguments, {"concurrency": 1})
     served = _as_served(arguments)
@@ -75,6 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
                 rest = "" if batch.tally.is_whole else "; --resume does the rest"
                 print(f"{arguments.output_file}: {batch.tally}{rest}")
     return status or int(not batch.tally.is_whole)
+
+
+def _check_go_together(arguments: argparse.Namespace) -> None:
+    if arguments.base_url is None:
+        if arguments.api_key is not None:
+            raise InvalidArgumentError("--api-key", "is that of a running server: --base-url is missing")
+        return
+    parser = argparse.ArgumentParser()
+    _add_server_arguments(parser)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in _LIMITS_OF_BOTH and getattr(arguments, name) != default:
+            raise InvalidArgumentError(flag_of(name), "cannot be given with --base-url: that server has its own")
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +128,6 @@ class _Batch:
 
 
 def _ask_running(arguments: argparse.Namespace, batch: _Batch) -> int:
-    if arguments.model is not None:
-        raise InvalidArgumentError("--model", "cannot be given with --base-url: requests name that server's models")
     allow_many_open_files()
     batch.answer(Address.parse(arguments.base_url), choose_api_key(arguments.api_key))
     return 0
