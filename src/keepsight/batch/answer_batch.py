@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from keepsight.batch.batch_lines import Request, answer_line, error_line, is_worth_another_try
+from keepsight.batch.batch_lines import Request, answer_line, error_line
 from keepsight.batch.output_file import OutputFile
 from keepsight.bench.address import Address
 from keepsight.bench.http_connection import connecting
@@ -50,6 +50,11 @@ class _Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+    @property
+    def is_final(self) -> bool:
+        """False if OpenAI's clients would ask again."""
+        return self.status < 500 and self.status not in (408, 409, 429)
 
     @property
     def has_lost_engines(self) -> bool:
@@ -130,7 +135,7 @@ class BatchAnswerer:
         """Return None if the server ends before it has an answer."""
         for attempt in range(1, MOST_ATTEMPTS + 1):
             outcome = await self._ask(request)
-            if isinstance(outcome, _Answer) and not is_worth_another_try(outcome.status):
+            if isinstance(outcome, _Answer) and outcome.is_final:
                 return outcome
             if self._server.is_ending():
                 return None

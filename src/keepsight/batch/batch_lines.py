@@ -98,8 +98,3 @@ def _to_line(custom_id: str | None, response: dict[str, Any] | None, error: dict
     line_id = f"batch_req_{os.urandom(16).hex()}"
     line = {"id": line_id, "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(line, separators=(",", ":")).encode() + b"\n"
-
-
-def is_worth_another_try(status: int) -> bool:
-    """Return whether OpenAI's clients would ask again."""
-    return status in (408, 409, 429) or status >= 500
