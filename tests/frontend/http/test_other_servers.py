@@ -1,4 +1,5 @@
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -38,29 +39,31 @@ def test_every_suggested_field_is_supported(ours: str) -> None:
     assert not inner or name == "chat_template_kwargs" or inner in WITHIN[name].__struct_fields__
 
 
-def test_a_field_is_suggested_where_the_body_has_it() -> None:
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'max_tokens'"):
-        parse_completion_request(b'{"prompt": "Hello", "max_completion_tokens": 4}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
-        parse_tokenize_request(b'{"content": "Hello"}')
-    with pytest.raises(UnsupportedFieldError, match=r"of this API$"):
-        parse_tokenize_request(b'{"n_predict": 4}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'max_output_tokens'"):
-        parse_responses_request(b'{"input": "Hello", "max_new_tokens": 4}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'input'"):
-        parse_responses_request(b'{"messages": []}')
-    with pytest.raises(UnsupportedFieldError, match=r"did you mean 'reasoning\.effort'"):
-        parse_responses_request(b'{"input": "Hello", "reasoning_effort": "none"}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'messages'"):
-        parse_chat_request(b'{"input": "Hello"}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
-        parse_tokenize_request(b'{"input": "Hello"}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'input'"):
-        parse_embeddings_request(b'{"prompt": "Hello"}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
-        parse_completion_request(b'{"messages": []}')
-    with pytest.raises(UnsupportedFieldError, match="did you mean 'logprobs'"):
-        parse_completion_request(b'{"prompt": "Hello", "n_probs": 4}')
+@pytest.mark.parametrize(
+    ("parse", "body", "message"),
+    [
+        (parse_completion_request, b'{"prompt": "Hello", "max_completion_tokens": 4}', "did you mean 'max_tokens'"),
+        (parse_tokenize_request, b'{"content": "Hello"}', "did you mean 'prompt'"),
+        (parse_tokenize_request, b'{"n_predict": 4}', r"of this API$"),
+        (parse_responses_request, b'{"input": "Hello", "max_new_tokens": 4}', "did you mean 'max_output_tokens'"),
+        (parse_responses_request, b'{"messages": []}', "did you mean 'input'"),
+        (
+            parse_responses_request,
+            b'{"input": "Hello", "reasoning_effort": "none"}',
+            r"did you mean 'reasoning\.effort'",
+        ),
+        (parse_chat_request, b'{"input": "Hello"}', "did you mean 'messages'"),
+        (parse_tokenize_request, b'{"input": "Hello"}', "did you mean 'prompt'"),
+        (parse_embeddings_request, b'{"prompt": "Hello"}', "did you mean 'input'"),
+        (parse_completion_request, b'{"messages": []}', "did you mean 'prompt'"),
+        (parse_completion_request, b'{"prompt": "Hello", "n_probs": 4}', "did you mean 'logprobs'"),
+    ],
+)
+def test_a_field_is_suggested_where_the_body_has_it(
+    parse: Callable[[bytes], object], body: bytes, message: str
+) -> None:
+    with pytest.raises(UnsupportedFieldError, match=message):
+        parse(body)
 
 
 @pytest.mark.parametrize(
