@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from keepsight.models.cpu_products import Panels, rounds_rows
+from keepsight.models.cpu_products import Panels, multiplies_bfloat16
 from keepsight.models.quantize_rows import quantize_rows
 
 NUM_WEIGHTS, ROUNDS, SECONDS = 4, 5, 0.2
@@ -65,7 +65,7 @@ def measure(num_outputs: int, num_inputs: int, num_rows: int) -> dict[str, float
         "float32 by bfloat16": by_panels(halves, hidden),
         "float32 by int8": by_int8(weights, hidden),
     }
-    if rounds_rows():
+    if multiplies_bfloat16():
         products["rounded"] = by_panels(halves, hidden, rounds_rows=True)
         products["rounded by int8"] = by_int8(weights, hidden, rounds_rows=True)
         products["rounded, oneDNN"] = by_onednn(halves, hidden.bfloat16())

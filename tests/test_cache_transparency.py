@@ -22,7 +22,7 @@ from keepsight.demo import checkpoint_path
 from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
 from keepsight.media import MediaItem
 from keepsight.models.cpu_library import has_library
-from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.cpu_products import multiplies_bfloat16
 from keepsight.models.layers import Placement
 from keepsight.requests import EngineRequest, RequestFailed
 from keepsight.runner.model_runner import ModelRunner
@@ -50,7 +50,7 @@ from tests.small_judges import (
 NUM_TOKENS = 6
 # If the top two logits are closer than this, summation order may decide between them.
 TIE = 1e-3
-ROUNDED = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+ROUNDED = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, *(multiplies_bfloat16(),) * 2)
 TEXTS = {"a": [5, 17, 31, 8, 90], "b": [5, 17, 31, 60, 61, 62, 63, 64, 65], "c": [7] * 3}
 # Digits are pictures; "again" is a prompt followed by its answer and another text, as chat clients send it.
 PROMPTS = (

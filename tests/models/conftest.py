@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from keepsight.models import cpu_library
-from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.cpu_products import multiplies_bfloat16
 
 # The best is last.
 BUILDS = cpu_library.BUILDS[::-1]
@@ -32,7 +32,7 @@ def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> It
 
 @pytest.fixture
 def rounds(build: None) -> None:
-    if not rounds_rows():
+    if not multiplies_bfloat16():
         pytest.skip("this processor does not multiply bfloat16 by bfloat16")
 
 

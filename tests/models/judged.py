@@ -33,9 +33,9 @@ def judging(*, has_kernels: bool) -> Iterator[None]:
         yield
 
 
-def assert_close(ours: Tensor, theirs: Tensor) -> None:
+def assert_close(ours: Tensor, theirs: Tensor, max_error: float = MAX_ERROR) -> None:
     assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max().item() <= MAX_ERROR
+    assert (ours - theirs).abs().max().item() <= max_error
 
 
 def wanted_shapes(model: VisionLanguageModel, num_zeros: int = 0) -> dict[str, tuple[int, ...]]:

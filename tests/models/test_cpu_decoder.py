@@ -52,7 +52,7 @@ CONFIGS = {
     "no norms, one layer": dataclasses.replace(CONFIG, norms_results=False, layers=CONFIG.layers[:1]),
 }
 FLOAT32 = Placement(CPU, torch.float32)
-ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
+ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True, halves_kv=True)
 QUANTIZED = FLOAT32._replace(decoder_matrix_dtype=torch.int8).for_decoder()
 
 of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)

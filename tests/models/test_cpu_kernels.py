@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, attend_to_all
-from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.cpu_products import multiplies_bfloat16
 from tests.models.conftest import BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
@@ -57,7 +57,7 @@ def test_the_highest_score_counts_however_low_it_is(lowest: float) -> None:
     query, keys, values = torch.full((1, 8), lowest / 16), torch.ones(3, 8), torch.randn(3, 8)
     keys[0], keys[2] = 2.0, 1.5
     attended = torch.empty(1, 8)
-    for rounds in {False, rounds_rows()}:
+    for rounds in {False, multiplies_bfloat16()}:
         attend_to_all(query, keys, values, 1.0, attended, rounds=rounds)
         torch.testing.assert_close(attended[0], values[1], rtol=2**-8, atol=0)
 

@@ -13,10 +13,14 @@ from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError
 from keepsight.models import cpu_library, gpu_library
 from keepsight.models.cpu_library import has_library
-from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.cpu_products import gains_by_rounding, multiplies_bfloat16
 from keepsight.models.layers import Placement
 from keepsight.runner import load_runner
 from tests.scheduling.drive import make_config
+
+ROUNDED = Placement(
+    torch.device("cpu"), torch.float32, torch.bfloat16, rounds=gains_by_rounding(), halves_kv=multiplies_bfloat16()
+)
 
 needs_library = pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: torch's are used")
 
@@ -36,17 +40,35 @@ def test_a_cpu_multiplies_checkpoints_that_are_not_bfloat16_in_float32(stored: t
     save_checkpoint(tmp_path, torch.bfloat16, stored)
     for asked in ("auto", "float32"):
         assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, None, False)
-    assert chosen(tmp_path, "bfloat16") == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+    assert chosen(tmp_path, "bfloat16") == ROUNDED
 
 
 @needs_library
 def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float32_is_asked_for(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, torch.bfloat16, torch.bfloat16)
     for asked in ("auto", "bfloat16"):
-        assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+        assert chosen(tmp_path, asked) == ROUNDED
     exact = chosen(tmp_path, "float32")
     assert exact == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, False)
-    assert not rounds_rows() or chosen(tmp_path, "auto").arithmetic != exact.arithmetic
+    assert exact.is_exact
+    if multiplies_bfloat16():
+        assert chosen(tmp_path, "auto").arithmetic_of_decoder != exact.arithmetic_of_decoder
+
+
+@needs_library
+def test_rows_are_not_rounded_where_that_is_slower_but_keys_and_values_still_take_half_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, torch.bfloat16)
+    monkeypatch.setattr(load_runner, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(load_runner, "gains_by_rounding", lambda: False)
+    whole_rows = chosen(tmp_path, "auto")
+    monkeypatch.setattr(load_runner, "gains_by_rounding", lambda: True)
+    rounded_rows = chosen(tmp_path, "auto")
+    assert (whole_rows.rounds, rounded_rows.rounds) == (False, True)
+    assert whole_rows.kv_dtype is rounded_rows.kv_dtype is torch.bfloat16
+    assert not whole_rows.is_exact
+    assert whole_rows.arithmetic != rounded_rows.arithmetic
 
 
 @needs_library
@@ -55,7 +77,8 @@ def test_results_of_rounded_matrices_have_other_names_where_rows_are_not_rounded
     stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, stored)
-    monkeypatch.setattr(load_runner, "rounds_rows", lambda: False)
+    for may in ("gains_by_rounding", "multiplies_bfloat16"):
+        monkeypatch.setattr(load_runner, may, lambda: False)
     rounded, whole = chosen(tmp_path, "bfloat16"), chosen(tmp_path, "float32")
     assert rounded.arithmetic != whole.arithmetic
     assert rounded.arithmetic_of_decoder != whole.arithmetic_of_decoder
@@ -92,7 +115,7 @@ def test_quantization_changes_only_the_decoder_s_matrices(stored: torch.dtype, t
     assert place.for_decoder() == place._replace(matrix_dtype=torch.int8)
     assert place._replace(decoder_matrix_dtype=None) == usual == usual.for_decoder()
     # The pictures' embeddings are the same, and found again; keys and values are not.
-    assert place.arithmetic == usual.arithmetic == usual.arithmetic_of_decoder
+    assert place.arithmetic == usual.arithmetic
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
 
 

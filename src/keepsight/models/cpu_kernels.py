@@ -104,7 +104,7 @@ class Sight:
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
         """Return the attention of queries [rows, heads, head_dim]; only the first dimension may have gaps.
 
-        If keys and values are bfloat16, what they multiply is rounded; callers must then check `rounds_rows` first.
+        If keys and values are bfloat16, what they multiply is rounded; callers must then check `multiplies_bfloat16`.
         """
         if out is None:
             out = query.new_empty(query.shape)
@@ -139,7 +139,7 @@ def attend_to_all(
 ) -> None:
     """Compute attention of rows [rows, head_dim] that see all keys [keys, head_dim]; rows may have gaps between them.
 
-    If `rounds`, everything is multiplied as bfloat16; callers must then check `rounds_rows` first.
+    If `rounds`, everything is multiplied as bfloat16; callers must then check `multiplies_bfloat16`.
     """
     if not rounds and not number("attends_unrounded"):
         sight = _whole_sight(len(query), len(keys))

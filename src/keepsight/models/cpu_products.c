@@ -27,17 +27,20 @@
 /* Read by the caller, which lays out weights. */
 const long keepsight_panel = PANEL;
 
-/* Whether rows may be rounded, to be multiplied faster; and whether the processor and the operating system can run this
- * build. */
-long keepsight_multiplies_bfloat16, keepsight_runs_here = 1;
+/* Whether pairs of bfloat16 can be multiplied; whether many of them are multiplied faster than float32; and whether the
+ * processor and the operating system can run this build. */
+long keepsight_multiplies_bfloat16, keepsight_gains_by_rounding, keepsight_runs_here = 1;
 
 __attribute__((constructor)) static void ask_processor(void)
 {
 #if defined(__AVX512BF16__)
     keepsight_multiplies_bfloat16 = __builtin_cpu_supports("avx512bf16") != 0;
+    /* Intel's vectors need four times as long for pairs as for float32, AMD's as long. */
+    keepsight_gains_by_rounding = keepsight_multiplies_bfloat16 && __builtin_cpu_is("amd") != 0;
 #endif
 #if defined(__AMX_BF16__)
     keepsight_runs_here = keepsight_multiplies_bfloat16 && may_use_tiles();
+    keepsight_gains_by_rounding = keepsight_runs_here;
 #endif
 }
 

@@ -45,9 +45,14 @@ def takes_panels(weight: Tensor) -> bool:
     return weight.device.type == "cpu" and (weight.dtype, False) in _KINDS and has_library()
 
 
-def rounds_rows() -> bool:
-    """Return whether this processor multiplies bfloat16 by bfloat16, twice as fast as float32."""
+def multiplies_bfloat16() -> bool:
+    """Return whether this processor multiplies bfloat16 by bfloat16."""
     return has_library() and bool(number("multiplies_bfloat16"))
+
+
+def gains_by_rounding() -> bool:
+    """Return whether it multiplies many rows faster if they are rounded to bfloat16; Intel's need tiles (AMX)."""
+    return has_library() and bool(number("gains_by_rounding"))
 
 
 class Panels:

@@ -32,8 +32,10 @@ class Placement(NamedTuple):
     dtype: torch.dtype
     # The dtype of weight matrices where the CPU's kernels multiply: it may be narrower than that of their inputs.
     matrix_dtype: torch.dtype | None = None
-    # Whether the inputs of products are rounded to that dtype, too, which is faster.
+    # Whether the inputs of products are rounded to that dtype, too, which may be faster.
     rounds: bool = False
+    # Whether cached keys and values are bfloat16, and what they multiply is rounded to it.
+    halves_kv: bool = False
     # The library whose modules compute, if not ours.
     modules: str = ""
     # The dtype of the decoder's matrices if they are quantized: int8, with a scale for each output.
@@ -49,7 +51,12 @@ class Placement(NamedTuple):
     @property
     def kv_dtype(self) -> torch.dtype:
         """The dtype of cached keys and values."""
-        return torch.bfloat16 if self.rounds else self.dtype
+        return torch.bfloat16 if self.halves_kv else self.dtype
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing is rounded to less than float32, except weights."""
+        return self.dtype is torch.float32 and not self.rounds and not self.halves_kv
 
     @property
     def arithmetic(self) -> str:
@@ -63,7 +70,8 @@ class Placement(NamedTuple):
     @property
     def arithmetic_of_decoder(self) -> str:
         quantized = f", quantized to {name_of(self.decoder_matrix_dtype)}" if self.decoder_matrix_dtype else ""
-        return self.arithmetic + quantized
+        attention = f", attention to {name_of(self.kv_dtype)}" if self.halves_kv else ""
+        return self.arithmetic + attention + quantized
 
 
 @dataclass(frozen=True, slots=True)

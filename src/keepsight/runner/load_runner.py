@@ -15,7 +15,7 @@ from keepsight.config import Config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.models.cpu_library import has_library, name_of_build
-from keepsight.models.cpu_products import rounds_rows
+from keepsight.models.cpu_products import gains_by_rounding, multiplies_bfloat16
 from keepsight.models.gpu_library import use_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.load_weights import stored_dtypes
@@ -179,7 +179,11 @@ def _place_on_cpu(config: Config) -> Placement:
     is_half = asked == "bfloat16" or (config.directory.is_dir() and _was_half(config.directory, asked))
     if not is_half:
         return Placement(cpu, torch.float32)
-    return Placement(cpu, torch.float32, torch.bfloat16, rounds=asked != "float32" and rounds_rows())
+    may_round = asked != "float32"
+    return Placement(
+        cpu, torch.float32, torch.bfloat16,
+        rounds=may_round and gains_by_rounding(), halves_kv=may_round and multiplies_bfloat16(),
+    )  # fmt: skip
 
 
 def _was_half(directory: Path, asked: str) -> bool:

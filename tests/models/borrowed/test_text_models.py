@@ -16,10 +16,12 @@ from tests.dequantized import QUANTIZED, dequantize_products
 from tests.models.borrowed import by_pages
 from tests.models.borrowed import reference as ref
 from tests.models.borrowed.pictures import GEMMA4_LARGE
-from tests.models.judged import assert_close
+from tests.models.judged import MAX_ERROR, assert_close
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 NUM_TOKENS, CUTS = 37, (9, 10, 30)
+# Its random weights amplify rounding: transformers' float32 logits, too, are up to 4e-4 from its float64 ones.
+MAX_ERRORS = {"Qwen3_5MoeForCausalLM": 1e-3}
 Pair = tuple[BorrowedModel, Any]
 
 
@@ -41,8 +43,9 @@ def test_logits_equal_those_of_the_whole_prompt_computed_alone(pair: Pair) -> No
     ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
     expected = ref.plain_logits(reference, prompt(0))
     assert expected.std() > 0.1
-    assert_close(by_pages.at_once(model, ours), expected)
-    assert_close(by_pages.in_parts(model, ours, CUTS, others), expected)
+    max_error = MAX_ERRORS.get(type(reference).__name__, MAX_ERROR)
+    assert_close(by_pages.at_once(model, ours), expected, max_error)
+    assert_close(by_pages.in_parts(model, ours, CUTS, others), expected, max_error)
 
 
 def test_greedy_tokens_equal(pair: Pair) -> None:

@@ -87,19 +87,14 @@ def prove_picture(
 
 def _find_difference(computed: Tensor, expected: Tensor, place: Placement) -> float | None:
     """Return the relative difference of [tokens, ...]; None if rounding explains it."""
-    is_exact = _is_exact(place)
-    difference = float(row_differences(computed, expected).quantile(1.0 if is_exact else SHARE_ALIKE))
+    difference = float(row_differences(computed, expected).quantile(1.0 if place.is_exact else SHARE_ALIKE))
     # NaN compares as not less, so it is returned as a difference.
-    return None if difference < (MAX_DIFFERENCE if is_exact else MAX_DIFFERENCE_ROUNDED) else difference
-
-
-def _is_exact(place: Placement) -> bool:
-    return place.dtype is torch.float32 and not place.rounds
+    return None if difference < (MAX_DIFFERENCE if place.is_exact else MAX_DIFFERENCE_ROUNDED) else difference
 
 
 def _measure_noise(modules: Any, token_ids: Tensor, expected: Tensor, place: Placement) -> float:
     """Return the difference that rounding may cause: 0 with full precision, or without experts to choose."""
-    if _is_exact(place) or not count_experts(modules.base_model.get_decoder()):
+    if place.is_exact or not count_experts(modules.base_model.get_decoder()):
         return 0.0
     random = torch.Generator(token_ids.device).manual_seed(0)
 
