@@ -52,7 +52,7 @@ def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float
     assert exact == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, False)
     assert exact.is_exact
     if multiplies_bfloat16():
-        assert chosen(tmp_path, "auto").arithmetic_of_decoder != exact.arithmetic_of_decoder
+        assert chosen(tmp_path, "auto").arithmetic != exact.arithmetic
 
 
 @needs_library
@@ -115,7 +115,7 @@ def test_quantization_changes_only_the_decoder_s_matrices(stored: torch.dtype, t
     assert place.for_decoder() == place._replace(matrix_dtype=torch.int8)
     assert place._replace(decoder_matrix_dtype=None) == usual == usual.for_decoder()
     # The pictures' embeddings are the same, and found again; keys and values are not.
-    assert place.arithmetic == usual.arithmetic
+    assert place.arithmetic == usual.arithmetic == usual.arithmetic_of_decoder
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
 
 

@@ -1,10 +1,12 @@
-/* Decoder attention on a CPU: rows of several sequences, each over one interval of its sequence's keys and values, which are
- * read in place. Those are float32, or bfloat16, which is multiplied in pairs: a word of 4 bytes is a number or a pair.
+/* Attention on a CPU: rows of several sequences, each over one interval of its sequence's keys and values. Those are float32,
+ * or bfloat16, which is multiplied in pairs: a word of 4 bytes is a number or a pair.
  *
  * Keys are processed in chunks, and earlier sums are scaled down when a chunk has a higher score. Chunks begin at multiples
  * of their size, and every number is summed in a fixed order: a row's results are the same to the last bit whatever else is
  * in the batch.
  */
+
+#include <stdatomic.h>
 
 #include "cpu_attention.h"
 
@@ -23,82 +25,6 @@ const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_
  * A lane of a vector is a query: a row and one of the heads that share a key head. So scores, their maximum and their
  * sum need nothing from other lanes, and every number of keys and values is read once for all lanes of a tile.
  */
-
-/* Compute scores [AT_ONCE, vectors] of keys from `first` on with all queries of a tile; past the end `last` is repeated. */
-INLINE void score(
-    lanes *scores, places keys, long first, long last, const lanes *query, long words, const int vectors,
-    const int is_paired)
-{
-    lanes sums[AT_ONCE][MOST_VECTORS] = {};
-    const float *numbers[AT_ONCE];
-    for (int key = 0; key < AT_ONCE; key++)
-        numbers[key] = place(keys, lesser(first + key, last), is_paired);
-    for (long i = 0; i < words; i++)
-#pragma GCC unroll 8
-        for (int key = 0; key < AT_ONCE; key++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                if (is_paired) {
-                    const whole_lanes pair = (whole_lanes){} + pair_at(numbers[key] + i);
-                    sums[key][v] = add_pairs(sums[key][v], pair, (whole_lanes)query[i * vectors + v]);
-                } else
-                    sums[key][v] += numbers[key][i] * query[i * vectors + v];
-    for (int key = 0; key < AT_ONCE; key++)
-        for (int v = 0; v < vectors; v++)
-            scores[key * vectors + v] = sums[key][v];
-}
-
-/* Add AT_ONCE numbers of each of `count` values from `first` on, weighted, to [AT_ONCE, vectors] of the outputs. */
-INLINE void add_values(lanes *out, places values, long first, long count, const lanes *weights, const int vectors)
-{
-    lanes sums[AT_ONCE][MOST_VECTORS];
-    for (int i = 0; i < AT_ONCE; i++)
-        for (int v = 0; v < vectors; v++)
-            sums[i][v] = out[i * vectors + v];
-    for (long key = 0; key < count; key++) {
-        const float *value = place(values, first + key, 0);
-#pragma GCC unroll 8
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++)
-                sums[i][v] += value[i] * weights[key * vectors + v];
-    }
-    for (int i = 0; i < AT_ONCE; i++)
-        for (int v = 0; v < vectors; v++)
-            out[i * vectors + v] = sums[i][v];
-}
-
-/* The same for pairs of values [pairs, dim]. */
-INLINE void add_pairs_of_values(
-    lanes *out, const int32_t *values, long dim, long pairs, const lanes *weights, const int vectors)
-{
-    lanes sums[AT_ONCE][MOST_VECTORS];
-    for (int i = 0; i < AT_ONCE; i++)
-        for (int v = 0; v < vectors; v++)
-            sums[i][v] = out[i * vectors + v];
-    for (long pair = 0; pair < pairs; pair++)
-#pragma GCC unroll 8
-        for (int i = 0; i < AT_ONCE; i++)
-#pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) {
-                const whole_lanes value = (whole_lanes){} + values[pair * dim + i];
-                sums[i][v] = add_pairs(sums[i][v], value, (whole_lanes)weights[pair * vectors + v]);
-            }
-    for (int i = 0; i < AT_ONCE; i++)
-        for (int v = 0; v < vectors; v++)
-            out[i * vectors + v] = sums[i][v];
-}
-
-/* Interleave values in pairs; a last single value is paired with itself, and its second weight is 0. */
-INLINE void pair_values(int32_t *pairs, places values, long first, long count, long dim)
-{
-    for (long key = 0; key < count; key += 2, pairs += dim) {
-        const uint16_t *one = place(values, first + key, 1);
-        const uint16_t *other = place(values, first + lesser(key + 1, count - 1), 1);
-        for (long i = 0; i < dim; i++)
-            pairs[i] = (int32_t)(one[i] | (uint32_t)other[i] << 16);
-    }
-}
 
 /* Rows of one sequence, with the heads that share a key head: a lane for each combination. */
 typedef struct {
@@ -127,6 +53,15 @@ INLINE view view_of(const attention_work *w, tile t)
     return seen;
 }
 
+/* A tile's state after the keys so far. */
+typedef struct {
+    tile its;
+    view seen;
+    lanes *query; /* [words of dim, vectors] */
+    lanes *out;   /* [dim, vectors] */
+    lanes highest[MOST_VECTORS], total[MOST_VECTORS];
+} progress;
+
 /* Load the scaled queries into [words, vectors]. */
 INLINE void take_queries(lanes *query, const attention_work *w, tile t, const int vectors, const int is_paired)
 {
@@ -144,16 +79,100 @@ INLINE void take_queries(lanes *query, const attention_work *w, tile t, const in
     }
 }
 
-/* Store the normalized outputs, from [dim, vectors]. */
-INLINE void give_outputs(const attention_work *w, tile t, const lanes *out, const lanes *total, const int vectors)
+INLINE int vectors_of(tile t)
 {
+    return t.count * t.group <= LANES ? 1 : MOST_VECTORS;
+}
+
+INLINE void begin_tile(progress *made, const attention_work *w, const int is_paired)
+{
+    const int vectors = vectors_of(made->its);
+    made->seen = view_of(w, made->its);
+    for (int v = 0; v < vectors; v++) {
+        made->highest[v] = (lanes){} + LOWEST_SCORE;
+        made->total[v] = (lanes){};
+    }
+    memset(made->out, 0, w->dim * vectors * sizeof *made->out);
+    take_queries(made->query, w, made->its, vectors, is_paired);
+}
+
+/* Store the normalized outputs. */
+INLINE void end_tile(const progress *made, const attention_work *w)
+{
+    const tile t = made->its;
+    const int vectors = vectors_of(t);
     for (long lane = 0; lane < t.count * t.group; lane++) {
         const long row = t.first_row + lane / t.group, head = t.first_head + lane % t.group;
         float *numbers = w->out + row * w->out_stride + head * w->dim;
-        const float inverse = 1.0f / total[lane / LANES][lane % LANES];
+        const float inverse = 1.0f / made->total[lane / LANES][lane % LANES];
         for (long d = 0; d < w->dim; d++)
-            numbers[d] = ((const float *)out)[d * vectors * LANES + lane] * inverse;
+            numbers[d] = ((const float *)made->out)[d * vectors * LANES + lane] * inverse;
     }
+}
+
+/* Chunks -----------------------------------------------------------------------------------------------------------
+ *
+ * Tiles of the same sequence and key head form a group: a chunk of keys and values, which come from outer caches or memory
+ * and may lie apart by a power of 2, for which caches have few places, is laid out once for all of them.
+ */
+
+/* The most tiles of a group, and numbers of one query of each: with a chunk they fit the cache next to the innermost. */
+#define MOST_TILES 8
+#define MOST_NUMBERS 1024
+
+/* With fewer groups, some parts would finish long before others. */
+#define GROUPS_OF_PART 4
+
+/* Keys and values from position `first` on, of one head. */
+typedef struct {
+    float *keys;   /* [CHUNK, words of dim] */
+    float *values; /* [words of CHUNK, dim] */
+    long first;
+} chunk;
+
+/* Interleave values in pairs; a last single value is paired with itself, and its second weight is 0. */
+INLINE void pair_values(int32_t *pairs, places values, long first, long count, long dim)
+{
+    for (long key = 0; key < count; key += 2, pairs += dim) {
+        const uint16_t *one = place(values, first + key, 1);
+        const uint16_t *other = place(values, first + lesser(key + 1, count - 1), 1);
+        for (long i = 0; i < dim; i++)
+            pairs[i] = (int32_t)(one[i] | (uint32_t)other[i] << 16);
+    }
+}
+
+/* Lay out `count` keys and values from position `first` on. */
+INLINE void lay_out(chunk *laid, places keys, places values, long first, long count, long dim, const int is_paired)
+{
+    const long words = is_paired ? dim / 2 : dim;
+    laid->first = first;
+    for (long key = 0; key < count; key++)
+        memcpy(laid->keys + key * words, place(keys, first + key, is_paired), words * sizeof *laid->keys);
+    if (is_paired)
+        pair_values((int32_t *)laid->values, values, first, count, dim);
+    else
+        for (long key = 0; key < count; key++)
+            memcpy(laid->values + key * dim, place(values, first + key, 0), dim * sizeof *laid->values);
+}
+
+/* Compute scores [AT_ONCE, vectors] of keys from `key` on with all queries of a tile; past the end `last` is repeated. */
+INLINE void score(
+    lanes *scores, const chunk *laid, long key, long last, const lanes *query, long words, const int vectors,
+    const int is_paired)
+{
+    lanes sums[AT_ONCE][MOST_VECTORS] = {};
+    const float *keys[AT_ONCE];
+    for (int i = 0; i < AT_ONCE; i++)
+        keys[i] = laid->keys + lesser(key + i, last) * words;
+    for (long word = 0; word < words; word++)
+#pragma GCC unroll 8
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                sums[i][v] = multiply_add(sums[i][v], keys[i] + word, query[word * vectors + v], is_paired);
+    for (int i = 0; i < AT_ONCE; i++)
+        for (int v = 0; v < vectors; v++)
+            scores[i * vectors + v] = sums[i][v];
 }
 
 /* Mask scores of `count` keys from position `at` on that a lane does not see. */
@@ -183,47 +202,101 @@ INLINE void weigh(
             }
 }
 
-INLINE void attend_tile(const attention_work *w, const int64_t *slots, tile t, const int vectors, const int is_paired)
+/* Add AT_ONCE numbers of each of `count` values, or pairs, weighted, to [AT_ONCE, vectors] of the outputs. */
+INLINE void add_values(
+    lanes *out, const float *values, long dim, long count, const lanes *weights, const int vectors, const int is_paired)
 {
-    const long dim = w->dim, from = t.first_head / t.group * dim, words = is_paired ? dim / 2 : dim;
-    const places keys = from_number((places){w->keys, slots, w->key_stride}, from, is_paired);
-    const places values = from_number((places){w->values, slots, w->key_stride}, from, is_paired);
-    const view seen = view_of(w, t);
-    lanes query[words * vectors], out[dim * vectors], scores[CHUNK * vectors];
-    lanes highest[MOST_VECTORS], total[MOST_VECTORS] = {};
-    int32_t pairs[is_paired ? CHUNK / 2 * dim : 1];
-    for (int v = 0; v < vectors; v++)
-        highest[v] = (lanes){} + LOWEST_SCORE;
-    memset(out, 0, sizeof out);
-    take_queries(query, w, t, vectors, is_paired);
-    for (long at = first_position(seen.begin, is_paired), count; at < seen.end; at += count) {
-        count = end_of_chunk(at, seen.end) - at;
-        for (long key = 0; key < count; key += AT_ONCE)
-            score(scores + key * vectors, keys, at + key, seen.end - 1, query, words, vectors, is_paired);
-        if (at < seen.last_begin || at + count > seen.first_end)
-            hide(scores, &seen, at, count, vectors);
-        weigh(scores, count, highest, total, out, dim, vectors, is_paired);
-        if (is_paired)
-            pair_values(pairs, values, at, count, dim);
-        for (long d = 0; d < dim; d += AT_ONCE)
-            if (is_paired)
-                add_pairs_of_values(out + d * vectors, pairs + d, dim, parts_of(count, 2), scores, vectors);
-            else
-                add_values(out + d * vectors, from_number(values, d, 0), at, count, scores, vectors);
+    lanes sums[AT_ONCE][MOST_VECTORS];
+    for (int i = 0; i < AT_ONCE; i++)
+        for (int v = 0; v < vectors; v++)
+            sums[i][v] = out[i * vectors + v];
+    for (long word = 0; word < count; word++)
+#pragma GCC unroll 8
+        for (int i = 0; i < AT_ONCE; i++)
+#pragma GCC unroll 2
+            for (int v = 0; v < vectors; v++)
+                sums[i][v] = multiply_add(sums[i][v], values + word * dim + i, weights[word * vectors + v], is_paired);
+    for (int i = 0; i < AT_ONCE; i++)
+        for (int v = 0; v < vectors; v++)
+            out[i * vectors + v] = sums[i][v];
+}
+
+/* Process the keys of a chunk that a tile sees: positions [at, end). */
+INLINE void see_chunk(
+    progress *made, const chunk *laid, long at, long end, long dim, const int vectors, const int is_paired)
+{
+    const long count = end - at, skipped = at - laid->first, words = is_paired ? dim / 2 : dim;
+    lanes scores[CHUNK * vectors];
+    for (long key = 0; key < count; key += AT_ONCE)
+        score(scores + key * vectors, laid, skipped + key, skipped + count - 1, made->query, words, vectors, is_paired);
+    if (at < made->seen.last_begin || end > made->seen.first_end)
+        hide(scores, &made->seen, at, count, vectors);
+    weigh(scores, count, made->highest, made->total, made->out, dim, vectors, is_paired);
+    const float *values = laid->values + (is_paired ? skipped / 2 : skipped) * dim;
+    for (long d = 0; d < dim; d += AT_ONCE)
+        add_values(
+            made->out + d * vectors, values + d, dim, is_paired ? parts_of(count, 2) : count, scores, vectors, is_paired);
+}
+
+/* Rows of one sequence that are computed together, with the heads that share a key head. */
+typedef struct {
+    tile rows;
+    long of_tile; /* rows of a tile */
+    const int64_t *slots;
+} group;
+
+/* Process those of the positions [at, end) of a chunk that a tile sees. */
+INLINE void see_some(progress *made, const chunk *laid, long at, long end, long dim, const int is_paired)
+{
+    const long begin = first_position(made->seen.begin, is_paired), from = begin > at ? begin : at;
+    const long to = lesser(end, made->seen.end);
+    if (from >= to)
+        return;
+    if (vectors_of(made->its) == 1)
+        see_chunk(made, laid, from, to, dim, 1, is_paired);
+    else
+        see_chunk(made, laid, from, to, dim, MOST_VECTORS, is_paired);
+}
+
+INLINE void attend_group(const attention_work *w, group g, const int is_paired)
+{
+    const long dim = w->dim, words = is_paired ? dim / 2 : dim, from = g.rows.first_head / g.rows.group * dim;
+    const places keys = from_number((places){w->keys, g.slots, w->key_stride}, from, is_paired);
+    const places values = from_number((places){w->values, g.slots, w->key_stride}, from, is_paired);
+    const long tiles = parts_of(g.rows.count, g.of_tile);
+    lanes queries[tiles][words * MOST_VECTORS], outs[tiles][dim * MOST_VECTORS];
+    float laid_keys[CHUNK * words], laid_values[CHUNK * words];
+    chunk laid = {.keys = laid_keys, .values = laid_values};
+    progress made[tiles];
+    long begin = INT64_MAX, end = 0;
+    for (long i = 0; i < tiles; i++) {
+        made[i].its = g.rows;
+        made[i].its.first_row += i * g.of_tile;
+        made[i].its.count = lesser(g.rows.count - i * g.of_tile, g.of_tile);
+        made[i].query = queries[i];
+        made[i].out = outs[i];
+        begin_tile(made + i, w, is_paired);
+        begin = lesser(begin, made[i].seen.begin);
+        end = made[i].seen.end > end ? made[i].seen.end : end;
     }
-    give_outputs(w, t, out, total, vectors);
+    for (long at = first_position(begin, is_paired), to; at < end; at = to) {
+        to = end_of_chunk(at, end);
+        lay_out(&laid, keys, values, at, to - at, dim, is_paired);
+        for (long i = 0; i < tiles; i++)
+            see_some(made + i, &laid, at, to, dim, is_paired);
+    }
+    for (long i = 0; i < tiles; i++)
+        end_tile(made + i, w);
 }
 
 /* All rows --------------------------------------------------------------------------------------------------------- */
 
-INLINE void attend_some(const attention_work *w, const int64_t *slots, tile t, const int is_paired)
+INLINE void attend_some(const attention_work *w, group g, const int is_paired)
 {
-    if (t.count == 1 && takes_row(w))
-        keepsight_attend_row(w, slots, t.first_row, t.first_head);
-    else if (t.count * t.group <= LANES)
-        attend_tile(w, slots, t, 1, is_paired);
+    if (g.rows.count == 1 && takes_row(w))
+        keepsight_attend_row(w, g.slots, g.rows.first_row, g.rows.first_head);
     else
-        attend_tile(w, slots, t, MOST_VECTORS, is_paired);
+        attend_group(w, g, is_paired);
 }
 
 static long rows_per_tile(const attention_work *w)
@@ -231,23 +304,39 @@ static long rows_per_tile(const attention_work *w)
     return MOST_VECTORS * LANES / (w->heads / w->kv_heads);
 }
 
-/* Compute every `parts`-th tile: spread over the batch, as later tiles see more keys. */
+static long tiles_of(const attention_work *w)
+{
+    return w->kv_heads * (w->sequences + w->first_rows[w->sequences] / rows_per_tile(w));
+}
+
+typedef struct {
+    const attention_work *w;
+    atomic_long *taken; /* groups so far, the last ones first */
+} shared_attention;
+
+/* Take one group after the other, the last first, as these see most keys: so all parts finish at about the same time. */
 static void attention_part(const void *shared, long part, long parts)
 {
-    const attention_work *w = shared;
-    const long group = w->heads / w->kv_heads, most_rows = rows_per_tile(w);
-    long index = 0;
-    for (long sequence = 0; sequence < w->sequences; sequence++) {
-        const long end = w->first_rows[sequence + 1];
-        for (long row = w->first_rows[sequence]; row < end; row += most_rows)
+    const shared_attention *all = shared;
+    const attention_work *w = all->w;
+    const long heads = w->heads / w->kv_heads, of_tile = rows_per_tile(w);
+    const long most_tiles = lesser(MOST_TILES, parts_of(MOST_NUMBERS, w->dim));
+    const long of_group = of_tile * lesser(parts_of(tiles_of(w), GROUPS_OF_PART * parts), most_tiles);
+    long next = atomic_fetch_add(all->taken, 1), index = 0;
+    (void)part;
+    for (long sequence = w->sequences - 1; sequence >= 0; sequence--) {
+        const long begin = w->first_rows[sequence], end = w->first_rows[sequence + 1];
+        for (long row = begin + (parts_of(end - begin, of_group) - 1) * of_group; row >= begin; row -= of_group)
             for (long kv_head = 0; kv_head < w->kv_heads; kv_head++) {
-                if (index++ % parts != part)
+                if (index++ != next)
                     continue;
-                const tile t = {row, lesser(end - row, most_rows), kv_head * group, group};
+                next = atomic_fetch_add(all->taken, 1);
+                const tile rows = {row, lesser(end - row, of_group), kv_head * heads, heads};
+                const group g = {rows, of_tile, w->slots[sequence]};
                 if (w->is_paired)
-                    attend_some(w, w->slots[sequence], t, 1);
+                    attend_some(w, g, 1);
                 else
-                    attend_some(w, w->slots[sequence], t, 0);
+                    attend_some(w, g, 0);
             }
     }
 }
@@ -255,6 +344,7 @@ static void attention_part(const void *shared, long part, long parts)
 /* Compute attention of each sequence's rows over its own keys. */
 void keepsight_attend(const attention_work *w)
 {
-    const long rows = w->first_rows[w->sequences];
-    share(attention_part, w, w->kv_heads * (w->sequences + rows / rows_per_tile(w)));
+    atomic_long taken = 0;
+    const shared_attention all = {w, &taken};
+    share(attention_part, &all, tiles_of(w));
 }

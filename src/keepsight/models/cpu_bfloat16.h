@@ -36,6 +36,19 @@ INLINE float widened(uint16_t number)
     return wide;
 }
 
+/* A pair is stored in the place of a float32 number. */
+INLINE void set_pair(float *place, int32_t pair)
+{
+    memcpy(place, &pair, sizeof pair);
+}
+
+INLINE int32_t pair_at(const float *place)
+{
+    int32_t pair;
+    memcpy(&pair, place, sizeof pair);
+    return pair;
+}
+
 /* Add products of pairs of bfloat16 to a float32 sum; requires `keepsight_multiplies_bfloat16`. */
 INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
 {
@@ -45,6 +58,14 @@ INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
     (void)a, (void)b;
     return sum;
 #endif
+}
+
+/* Add products of a number, or a pair of bfloat16 (see above), to a float32 sum. */
+INLINE lanes multiply_add(lanes sum, const float *word, lanes others, const int is_paired)
+{
+    if (is_paired)
+        return add_pairs(sum, (whole_lanes){} + pair_at(word), (whole_lanes)others);
+    return sum + *word * others;
 }
 
 /* Round to pairs of bfloat16, for numbers >= 0 that are finite; ties round up. */
@@ -58,19 +79,6 @@ INLINE whole_lanes pairs_of(lanes first, lanes second)
 INLINE halves halves_of(lanes numbers)
 {
     return __builtin_convertvector(((unsigned_lanes)numbers + 0x8000u) >> 16, halves);
-}
-
-/* A pair is stored in the place of a float32 number. */
-INLINE void set_pair(float *place, int32_t pair)
-{
-    memcpy(place, &pair, sizeof pair);
-}
-
-INLINE int32_t pair_at(const float *place)
-{
-    int32_t pair;
-    memcpy(&pair, place, sizeof pair);
-    return pair;
 }
 
 /* Interleave LANES numbers of each into pairs. */

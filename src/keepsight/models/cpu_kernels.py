@@ -141,7 +141,9 @@ def attend_to_all(
 
     If `rounds`, everything is multiplied as bfloat16; callers must then check `multiplies_bfloat16`.
     """
-    if not rounds and not number("attends_unrounded"):
+    if not number("attends_to_all"):
+        if rounds:
+            keys, values = keys.bfloat16(), values.bfloat16()
         sight = _whole_sight(len(query), len(keys))
         sight.attend(query[:, None], keys[:, None], values[:, None], scale, out[:, None])
         return

@@ -18,9 +18,9 @@ from keepsight.models.cpu_sources import identify_sources, is_compiled_from
 logger = logging.getLogger(__name__)
 
 _NAMES = (
-    *("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows"),
+    *("norm", "angles", "attend", "multiply", "take_rows"),
     *("decode", "place_team", "compute_delta_net"),
-    *("runs_here", "gains_by_rounding", "attends_unrounded", "wide_rows", "products_of_layer", "lanes"),
+    *("runs_here", "gains_by_rounding", "attends_to_all", "wide_rows", "products_of_layer", "lanes"),
 )
 # The best first; the last runs on any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")

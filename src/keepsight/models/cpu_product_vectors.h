@@ -139,11 +139,8 @@ INLINE void multiply_tile(
             for (int row = 0; row < rows; row++)
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++)
-                    if (rounds_rows(kind)) {
-                        const whole_lanes pairs = (whole_lanes){} + pair_at(words + row * WORDS_APART + word);
-                        sums[row][v] = add_pairs(sums[row][v], pairs, (whole_lanes)others[v]);
-                    } else
-                        sums[row][v] += words[row * WORDS_APART + word] * others[v];
+                    sums[row][v] =
+                        multiply_add(sums[row][v], words + row * WORDS_APART + word, others[v], rounds_rows(kind));
         }
     }
     if (!is_first)

@@ -62,7 +62,7 @@ class Placement(NamedTuple):
     def arithmetic(self) -> str:
         """A description of what numeric results depend on; part of the keys of stored results."""
         # Rounding matrices changes results even if the rows they multiply are not rounded.
-        rounded = "products" if self.rounds else "matrices"
+        rounded = "products" if self.rounds else "matrices and attention" if self.halves_kv else "matrices"
         matrix_dtype = f", {rounded} of {name_of(self.matrix_dtype)}" if self.matrix_dtype else ""
         by = f" by {self.modules}" if self.modules else ""
         return f"{name_of(self.dtype)}{matrix_dtype} on {self.device.type}{by}"
@@ -70,8 +70,7 @@ class Placement(NamedTuple):
     @property
     def arithmetic_of_decoder(self) -> str:
         quantized = f", quantized to {name_of(self.decoder_matrix_dtype)}" if self.decoder_matrix_dtype else ""
-        attention = f", attention to {name_of(self.kv_dtype)}" if self.halves_kv else ""
-        return self.arithmetic + attention + quantized
+        return self.arithmetic + quantized
 
 
 @dataclass(frozen=True, slots=True)
