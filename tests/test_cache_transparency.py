@@ -50,7 +50,9 @@ from tests.small_judges import (
 NUM_TOKENS = 6
 # If the top two logits are closer than this, summation order may decide between them.
 TIE = 1e-3
-ROUNDED = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, *(multiplies_bfloat16(),) * 2)
+ROUNDED = Placement(
+    torch.device("cpu"), torch.float32, torch.bfloat16, rounds=multiplies_bfloat16(), halves_kv=multiplies_bfloat16()
+)
 TEXTS = {"a": [5, 17, 31, 8, 90], "b": [5, 17, 31, 60, 61, 62, 63, 64, 65], "c": [7] * 3}
 # Digits are pictures; "again" is a prompt followed by its answer and another text, as chat clients send it.
 PROMPTS = (
@@ -387,6 +389,7 @@ class ReferenceAnswers:
     scope="module",
     params=[
         *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [PLACE, ROUNDED]),
+        ((SmallGemma3, 12), ROUNDED._replace(rounds=False)),
         ((SmallMixture, 5), ROUNDED),
         ((SmallQwen2Audio, 4), ROUNDED),
         ((SmallGemma3, 8), QUANTIZED),

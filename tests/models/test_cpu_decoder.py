@@ -53,6 +53,7 @@ CONFIGS = {
 }
 FLOAT32 = Placement(CPU, torch.float32)
 ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True, halves_kv=True)
+HALVED = ROUNDED._replace(rounds=False)
 QUANTIZED = FLOAT32._replace(decoder_matrix_dtype=torch.int8).for_decoder()
 
 of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -147,9 +148,10 @@ def test_a_token_has_the_same_numbers_with_quantized_weights(config: DecoderConf
 
 @pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
+@pytest.mark.parametrize("place", [ROUNDED, HALVED], ids=["products", "attention alone"])
 @of_each_config
-def test_a_token_has_the_same_numbers_where_products_round(config: DecoderConfig) -> None:
-    assert_same_in_whatever_company(make_decoder(config, ROUNDED), torch.bfloat16)
+def test_a_token_has_the_same_numbers_where_something_rounds(config: DecoderConfig, place: Placement) -> None:
+    assert_same_in_whatever_company(make_decoder(config, place), torch.bfloat16)
 
 
 def test_keys_and_values_are_kept_in_the_precision_of_their_slots() -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import Sight, attend_to_all
+from keepsight.models.cpu_library import number
 from keepsight.models.cpu_products import multiplies_bfloat16
 from tests.models.conftest import BUILDS_THAT_ROUND
 
@@ -72,6 +73,22 @@ def test_keys_that_no_row_sees_are_not_read() -> None:
         own = slice(int(begins[row]), int(ends[row]))
         alone = Sight([1], [slots[own]], torch.tensor([0]), torch.tensor([3]))
         torch.testing.assert_close(seen[row], alone.attend(query[row, None], keys, values, 1.0)[0])
+
+
+@pytest.mark.usefixtures("rounds")
+@pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
+def test_values_that_are_not_finite_do_not_reach_earlier_tiles() -> None:
+    query, keys, values = (
+        torch.randn(640, 1, 64),
+        torch.randn(641, 1, 64).bfloat16(),
+        torch.randn(641, 1, 64).bfloat16(),
+    )
+    first_tile = number("queries_per_tile")
+    values[first_tile + 1] = torch.inf
+    ends = torch.arange(640) + 2
+    seen = Sight([640], [torch.arange(641)], torch.zeros(640, dtype=torch.int64), ends).attend(query, keys, values, 1.0)
+    assert seen[:first_tile].isfinite().all()
+    assert not seen[first_tile:].isfinite().any()
 
 
 def assert_same_in_whatever_company(window: int, heads: int, dim: int, dtype: torch.dtype) -> None:
@@ -156,7 +173,7 @@ def test_a_row_of_rounded_attention_has_the_same_numbers_in_whatever_company() -
         assert torch.equal(fewer, together[some])
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(33, 1, 8), (4, 4, 14), (1, 1, 6)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(33, 1, 8), (4, 4, 14), (1, 1, 6), (1, 1, 1032)])
 def test_heads_of_other_numbers_are_left_to_torch(heads: int, kv_heads: int, dim: int) -> None:
     assert cpu_kernels.can_attend(torch.empty(1, 8, 8), 1)
     assert not cpu_kernels.can_attend(torch.empty(1, heads, dim), kv_heads)

@@ -26,7 +26,7 @@ class LowRank:
     def __init__(self, place: Placement, down: Tensor, up: Tensor) -> None:
         """`down` [rank, inputs], `up` [outputs, rank]; both float32."""
         # Kept in the model's dtype, never rounded further: they are small.
-        exact = place._replace(matrix_dtype=None, rounds=False)
+        exact = place._replace(matrix_dtype=None, rounds=False, halves_kv=False)
         self.down, self.up = (_fill(exact, matrix) for matrix in (down, up))
 
     @property

@@ -17,8 +17,15 @@
 #define AT_ONCE 4
 #endif
 
-/* Limits that the caller must check: the most query heads that share a key head, and a divisor of the head dimension. */
+/* The most tiles of a group (see below), and numbers of one query of each: with a chunk they fit the cache next to the innermost,
+ * and the stack. */
+#define MOST_TILES 8
+#define MOST_NUMBERS 1024
+
+/* Limits that the caller must check: the most query heads that share a key head, and a divisor and the most of the head
+ * dimension. */
 const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_at_once = AT_ONCE;
+const long keepsight_most_numbers = MOST_NUMBERS;
 
 /* Tiles ------------------------------------------------------------------------------------------------------------
  *
@@ -116,10 +123,6 @@ INLINE void end_tile(const progress *made, const attention_work *w)
  * and may lie apart by a power of 2, for which caches have few places, is laid out once for all of them.
  */
 
-/* The most tiles of a group, and numbers of one query of each: with a chunk they fit the cache next to the innermost. */
-#define MOST_TILES 8
-#define MOST_NUMBERS 1024
-
 /* With fewer groups, some parts would finish long before others. */
 #define GROUPS_OF_PART 4
 
@@ -130,7 +133,7 @@ typedef struct {
     long first;
 } chunk;
 
-/* Interleave values in pairs; a last single value is paired with itself, and its second weight is 0. */
+/* Interleave values in pairs; a last single value is paired with itself. */
 INLINE void pair_values(int32_t *pairs, places values, long first, long count, long dim)
 {
     for (long key = 0; key < count; key += 2, pairs += dim) {
@@ -221,6 +224,17 @@ INLINE void add_values(
             out[i * vectors + v] = sums[i][v];
 }
 
+/* Add the first values of some pairs. A tile may not see the second ones: those that are not finite must not reach it, though
+ * their weights are 0. */
+INLINE void add_half_a_pair(lanes *out, const float *pairs, long dim, const lanes *weights, const int vectors)
+{
+    float halves[dim];
+    for (long d = 0; d < dim; d++)
+        set_pair(halves + d, pair_at(pairs + d) & 0xffff);
+    for (long d = 0; d < dim; d += AT_ONCE)
+        add_values(out + d * vectors, halves + d, dim, 1, weights, vectors, 1);
+}
+
 /* Process the keys of a chunk that a tile sees: positions [at, end). */
 INLINE void see_chunk(
     progress *made, const chunk *laid, long at, long end, long dim, const int vectors, const int is_paired)
@@ -233,9 +247,11 @@ INLINE void see_chunk(
         hide(scores, &made->seen, at, count, vectors);
     weigh(scores, count, made->highest, made->total, made->out, dim, vectors, is_paired);
     const float *values = laid->values + (is_paired ? skipped / 2 : skipped) * dim;
+    const long whole = is_paired ? count / 2 : count;
     for (long d = 0; d < dim; d += AT_ONCE)
-        add_values(
-            made->out + d * vectors, values + d, dim, is_paired ? parts_of(count, 2) : count, scores, vectors, is_paired);
+        add_values(made->out + d * vectors, values + d, dim, whole, scores, vectors, is_paired);
+    if (is_paired && count % 2)
+        add_half_a_pair(made->out, values + whole * dim, dim, scores + whole * vectors, vectors);
 }
 
 /* Rows of one sequence that are computed together, with the heads that share a key head. */
@@ -320,7 +336,7 @@ static void attention_part(const void *shared, long part, long parts)
     const shared_attention *all = shared;
     const attention_work *w = all->w;
     const long heads = w->heads / w->kv_heads, of_tile = rows_per_tile(w);
-    const long most_tiles = lesser(MOST_TILES, parts_of(MOST_NUMBERS, w->dim));
+    const long most_tiles = lesser(MOST_TILES, MOST_NUMBERS / w->dim);
     const long of_group = of_tile * lesser(parts_of(tiles_of(w), GROUPS_OF_PART * parts), most_tiles);
     long next = atomic_fetch_add(all->taken, 1), index = 0;
     (void)part;

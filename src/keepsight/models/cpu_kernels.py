@@ -58,7 +58,8 @@ def can_attend(query: Tensor, num_kv_heads: int) -> bool:
 
 
 def fits_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
-    return head_dim % number("numbers_at_once") == 0 and num_heads // num_kv_heads <= number("queries_per_tile")
+    has_whole_steps = head_dim % number("numbers_at_once") == 0 and head_dim <= number("most_numbers")
+    return has_whole_steps and num_heads // num_kv_heads <= number("queries_per_tile")
 
 
 def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
