@@ -254,13 +254,6 @@ INLINE void see_chunk(
         add_half_a_pair(made->out, values + whole * dim, dim, scores + whole * vectors, vectors);
 }
 
-/* Rows of one sequence that are computed together, with the heads that share a key head. */
-typedef struct {
-    tile rows;
-    long of_tile; /* rows of a tile */
-    const int64_t *slots;
-} group;
-
 /* Process those of the positions [at, end) of a chunk that a tile sees. */
 INLINE void see_some(progress *made, const chunk *laid, long at, long end, long dim, const int is_paired)
 {
@@ -273,6 +266,13 @@ INLINE void see_some(progress *made, const chunk *laid, long at, long end, long 
     else
         see_chunk(made, laid, from, to, dim, MOST_VECTORS, is_paired);
 }
+
+/* Rows of one sequence that are computed together, with the heads that share a key head. */
+typedef struct {
+    tile rows;
+    long of_tile; /* rows of a tile */
+    const int64_t *slots;
+} group;
 
 INLINE void attend_group(const attention_work *w, group g, const int is_paired)
 {

@@ -28,13 +28,8 @@ INLINE void score_keys(
 #pragma GCC unroll 16
         for (int word = 0; word < LANES; word++)
 #pragma GCC unroll 4
-            for (int head = 0; head < heads; head++) {
-                const float *its = query + head * words + i + word;
-                if (is_paired)
-                    sums[head] = add_pairs(sums[head], (whole_lanes)block[word], (whole_lanes){} + pair_at(its));
-                else
-                    sums[head] += block[word] * *its;
-            }
+            for (int head = 0; head < heads; head++)
+                sums[head] = multiply_add(sums[head], query + head * words + i + word, block[word], is_paired);
     }
     for (int head = 0; head < heads; head++)
         memcpy(scores + head * CHUNK, &sums[head], sizeof sums[head]);

@@ -21,7 +21,7 @@ from tests.models.judged import MAX_ERROR, assert_close
 PLACE = Placement(torch.device("cpu"), torch.float32)
 NUM_TOKENS, CUTS = 37, (9, 10, 30)
 # Its random weights amplify rounding: transformers' float32 logits, too, are up to 4e-4 from its float64 ones.
-MAX_ERRORS = {"Qwen3_5MoeForCausalLM": 1e-3}
+MAX_ERRORS = {"Qwen3_5MoeForCausalLM": 5e-4}
 Pair = tuple[BorrowedModel, Any]
 
 
