@@ -90,6 +90,14 @@ def read_to_end(connection: socket.socket) -> bytes:
     return read
 
 
+def read_json_answer(connection: socket.socket) -> bytes:
+    """Read up to the end of a body that is an object: it may come after the headers."""
+    received = b""
+    while not received.endswith(b"}") and (part := connection.recv(65536)):
+        received += part
+    return received
+
+
 def ask(path: str, body: bytes, length: int | None = None) -> bytes:
     return (
         b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
@@ -122,10 +130,10 @@ def test_an_unfinished_second_request_is_disconnected_like_an_idle_connection(
 def test_a_connection_may_be_idle_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(engine, **SLOW) as port, connected(port, request) as connection:
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_json_answer(connection).startswith(b"HTTP/1.1 200")
         time.sleep(5.5)  # longer than httpx keeps an idle connection, or uvicorn by default: a race
         connection.sendall(request)
-        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        assert read_json_answer(connection).startswith(b"HTTP/1.1 200")
 
 
 def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
