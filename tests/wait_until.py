@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-PATIENCE_SECONDS = 30  # normally far less is needed
+PATIENCE_SECONDS = 60  # normally far less is needed, except by a server that starts on a slow and busy machine
 
 
 def wait_until(is_so: Callable[[], object]) -> None:
