@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
 
 from keepsight.errors import TierError
+from keepsight.ipc import ledger
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.known_files import KnownFiles
 from keepsight.tiers.pins import pins_in
@@ -23,7 +24,7 @@ from keepsight.tiers.tier import ignore_drop
 from tests.tiers.any_order import check_any_order
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
-from tests.wait_until import wait_until
+from tests.wait_until import PATIENCE_SECONDS, wait_until
 
 PAGE = 4096
 
@@ -74,7 +75,10 @@ def test_pins_outlive_servers_and_apply_to_all_that_share_the_folder(tmp_path: P
         tier.close()
 
 
-def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: Path) -> None:
+def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", PATIENCE_SECONDS)  # the lock is not fair
     servers, observer, is_over = [opened(tmp_path), opened(tmp_path)], opened(tmp_path, 1000), threading.Event()
     put(observer, *range(10))
 
