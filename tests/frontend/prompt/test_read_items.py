@@ -95,6 +95,14 @@ def test_calls_belong_to_what_was_said_with_them_and_results_follow() -> None:
     assert conversation.pictures[0].field == "input[3].output[0].image_url"
 
 
+def test_calls_and_results_may_be_sent_back_as_openai_s_client_dumps_them() -> None:
+    """With all its fields, and with Python's name for one of them."""
+    dumped = {"id": "fc_1", "status": "completed", "caller": None, "namespace": None, "created_by": None}
+    result = {"type": "function_call_output", "call_id": "c1", "output": "Hi", "name": None}
+    conversation, _ = read_items([user(text("Where?")), CALL | dumped | {"async_": None}, result | dumped])
+    assert [message["role"] for message in conversation.messages] == ["user", "assistant", "tool"]
+
+
 def test_calls_alone_are_an_answer_that_says_nothing_else() -> None:
     conversation, _ = read_items([user(text("Where?")), CALL, CALL | {"call_id": "c2"}])
     assert conversation.messages[1]["content"] == ""
@@ -169,6 +177,7 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([CALL | {"call_id": 3}], "input[0].call_id"),
         ([CALL | {"namespace": "x"}], "input[0].namespace"),
         ([CALL | {"async": True}], "input[0].async"),
+        ([CALL | {"async_": True}], "input[0].async_"),
         ([CALL | {"caller": {"type": "program", "caller_id": "p1"}}], "input[0].caller.type"),
         ([{"type": "function_call", "call_id": "c1", "name": "look"}], "input[0].arguments"),
         ([{"type": "function_call_output", "call_id": "c1", "output": "Hi"}], "input[0].call_id"),

@@ -44,9 +44,12 @@ class CallItem(SentItem, frozen=True, kw_only=True, tag="function_call"):
     arguments: str
     namespace: None = None
     caller: DirectCaller | None = None
+    created_by: str | None = None
     async_: Refused = msgspec.field(default=None, name="async")
+    # The same, as `model_dump()` of OpenAI's Python client names it.
+    dumped_async: Refused = msgspec.field(default=None, name="async_")
 
-    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"async": (False,)}
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"async": (False,), "async_": (False,)}
 
 
 class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"):
@@ -56,6 +59,7 @@ class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"
     name: str | None = None
     namespace: None = None
     caller: DirectCaller | None = None
+    created_by: str | None = None
 
 
 class ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
