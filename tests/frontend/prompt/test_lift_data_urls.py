@@ -45,6 +45,8 @@ def unlift(value: Any) -> Any:
         ({"image": LARGE}, lambda part: part["image"]),
         ({"url": LARGE}, lambda part: part["url"]),
         ({"audio_url": {"url": LARGE}}, lambda part: part["audio_url"]["url"]),
+        ({"input_audio": {"data": LARGE}}, lambda part: part["input_audio"]["data"]),
+        ({"source": {"data": LARGE}}, lambda part: part["source"]["data"]),
         ({"file": {"file_data": LARGE}}, lambda part: part["file"]["file_data"]),
         ({"file_data": LARGE}, lambda part: part["file_data"]),
     ],
@@ -78,12 +80,20 @@ def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
     assert read_data_url(url, "url") == read_data_url(as_data_url("image/png", BARE), "url") == b"ABC" * MIN_BYTES
 
 
+def test_a_data_url_in_the_place_of_base64_stays_as_it_is() -> None:
+    [part] = decode_lifting(decoder, with_part({"source": {"data": LARGE}})).messages[0]["content"]
+    for data in (LARGE, "DATA:;base64,QUJD", part["source"]["data"]):
+        assert as_data_url("image/jpeg", data) is data
+
+
 @pytest.mark.parametrize(
     "body",
     [
         with_part({"type": "text", "text": f'"data": "{BARE}"'}),
         with_part({"source": {"data": ["data", BARE]}}),
         with_part({"source": {"data": BARE + "\n"}}),
+        with_part({"source": {"data": LARGE.upper()}}),
+        with_part({"input_audio": {"data": "https://a.example/" + BARE}}),
         with_part({"source": {"type": "text", "media_type": "text/plain", "data": BARE}}),
         with_part({'"data': BARE}),
         with_part({"data": 3}, user=BARE),

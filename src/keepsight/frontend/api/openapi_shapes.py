@@ -76,7 +76,10 @@ INPUT_AUDIO = _part(
             {"type": "null"},
             object_of(
                 "data",
-                data={"type": "string", "description": "Base64 of a WAV, MP3, FLAC, OGG, Opus, AAC, M4A or WebM."},
+                data={
+                    "type": "string",
+                    "description": "Base64 of a WAV, MP3, FLAC, OGG, Opus, AAC, M4A or WebM, or its URL.",
+                },
                 format={
                     "type": ["string", "null"],
                     "description": "Ignored: the file itself tells it.",

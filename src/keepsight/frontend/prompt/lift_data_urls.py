@@ -58,7 +58,9 @@ def length_of(url: str) -> int:
 
 
 def as_data_url(media_type: str, data: str) -> str:
-    """Return the data URL of some base64, lifted or not."""
+    """Return the data URL of some base64, lifted or not; what is one already, as it is."""
+    if data[:5].lower() == "data:":
+        return data
     head = f"data:{media_type}{_MARKER.decode()}"
     return LiftedUrl.behind(head, data.content) if isinstance(data, LiftedUrl) else head + data
 
@@ -118,8 +120,10 @@ def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
         if end < 0:
             return
         is_whole = end - begin >= MIN_BYTES and not has_backslash and not _is_escaped(body, quote)
-        if is_whole and (field is not None or _has_marker(body, begin)):
-            yield begin, end, field is not None
+        head = bytes(body[begin : begin + MAX_HEAD_BYTES])
+        is_bare = field is not None and b":" not in head  # otherwise it is a URL
+        if is_whole and (is_bare or _has_marker(head)):
+            yield begin, end, is_bare
 
 
 def _find(body: memoryview, what: bytes, begin: int) -> int:
@@ -146,8 +150,7 @@ def _is_escaped(body: memoryview, quote: int) -> bool:
     return quote >= 1 and bytes(body[quote - 1 : quote]) == b"\\"
 
 
-def _has_marker(body: memoryview, begin: int) -> bool:
-    head = bytes(body[begin : begin + MAX_HEAD_BYTES])
+def _has_marker(head: bytes) -> bool:
     marker = head.find(_MARKER)
     return head.startswith(b"data:") and marker >= 0 and head[:marker].isascii()
 

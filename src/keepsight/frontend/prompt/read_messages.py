@@ -300,7 +300,7 @@ def check_detail(detail: object, field: str) -> None:
 
 
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
-    """Read OpenAI's form for sounds: bare base64, and its format, which is not needed as the file itself tells it."""
+    """Read OpenAI's form for sounds: base64, or a URL as for Alibaba's service. The file itself tells its format."""
     check_fields(part, field, {"type", "input_audio", "uuid", *OF_PARTS})
     uuid, sent = _read_uuid(part, field), part.get("input_audio")
     field = f"{field}.input_audio"
@@ -312,7 +312,7 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
         check_is_text(sent["format"], f"{field}.format")
     check_is_text(sent.get("data"), f"{field}.data")
     # The object itself: it may be a `LiftedUrl`, of which a plain string would lose the content.
-    url = as_data_url("application/octet-stream", sent["data"])
+    url = sent["data"] if ":" in sent["data"] else as_data_url("application/octet-stream", sent["data"])
     return PicturePart(url, f"{field}.data", uuid, modality="audio")
 
 
@@ -369,7 +369,7 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
     if source == "file_id":
         url = HANDLE_PREFIX + check_is_text(url, f"{field}.file_id")
     check_is_url(url, f"{field}.{source}")
-    if source == "file_data" and url[:5].lower() != "data:":
+    if source == "file_data":
         url = as_data_url("application/pdf", url)
     return DocumentPart(url, f"{field}.{source}", name=read_name(sent.get("filename"), f"{field}.filename"))
 
