@@ -282,6 +282,7 @@ def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "truncation": "disabled",
         "background": False,
+        "client_metadata": {"x-codex-installation-id": "a"},
     }
     assert ask(client, **nothing)["status"] == "completed"
     assert kinds(stream(client, stream_options={"include_usage": True}))[-1] == "completed"

@@ -54,6 +54,9 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     store: bool | None = None
     previous_response_id: str | None = None
 
+    # Codex's labels, which are in each of its requests. Like other labels they never change an answer.
+    client_metadata: dict[str, Any] | None = None
+
     # Fields of chat and completion requests.
     guided_choice: Refused = None
     guided_grammar: Refused = None
