@@ -34,11 +34,18 @@ def test_without_a_known_key_only_open_paths_answer(client: Client) -> None:
     client.settings = ApiSettings(api_keys=("one", "two"))
     for path in OPEN:
         assert client.send("GET", path).status_code == 200
-    for path in ("/v1/models", "/nothing", "/v1/chat/completions", "/tokenize", "/health/", "/HEALTH"):
+    for path in ("/v1/models", "/nothing", "/v1/chat/completions", "/tokenize", "/tokenize/", "/health//", "/HEALTH"):
         assert error_of(client.send("GET", path)) == (401, None, "missing_api_key"), path
         assert error_of(client.send("GET", path, headers=bearing("three"))) == (401, None, "invalid_api_key")
     for key in ("one", "two"):
         assert client.send("GET", "/v1/models", headers=bearing(key)).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/dashboard"])
+def test_a_slash_too_many_leads_to_an_open_path_without_a_key_too(client: Client, path: str) -> None:
+    client.settings = ApiSettings(api_keys=("one",))
+    answer = client.send("GET", f"{path}/")
+    assert (answer.status_code, answer.headers["location"]) == (307, f"..{path}")
 
 
 def test_without_a_key_health_says_nothing_about_callers(client: Client, engine: FakeEngine) -> None:

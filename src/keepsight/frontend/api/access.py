@@ -52,7 +52,8 @@ class Access:
         path = path_within(scope)
         if _CONTROL_CHARACTER.search(path):
             raise NoSuchPathError("no path of this server has control characters", "no_such_path")
-        if path in OPEN_PATHS:
+        # A slash too many at the end is only redirected, which reveals no more.
+        if path in OPEN_PATHS or path.removesuffix("/") in OPEN_PATHS:
             return None
         headers = Headers(scope=scope)
         if is_for_admins(path) and self._admin_keys:
