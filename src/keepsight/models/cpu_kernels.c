@@ -12,6 +12,8 @@
 const char keepsight_sources[] = KEEPSIGHT_SOURCES;
 #endif
 
+atomic_long keepsight_refusals;
+
 /* Norms --------------------------------------------------------------------------------------------------------- */
 
 INLINE float inverse_rms(const float *x, long size, float eps)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 _NAMES = (
     *("norm", "angles", "attend", "multiply", "take_rows"),
     *("decode", "place_team", "compute_delta_net"),
-    *("runs_here", "gains_by_rounding", "attends_to_all", "wide_rows", "products_of_layer", "lanes"),
+    *("runs_here", "gains_by_rounding", "attends_to_all", "wide_rows", "products_of_layer", "lanes", "refusals"),
 )
 # The best first; the last runs on any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
@@ -39,21 +39,30 @@ def name_of_build() -> str:
 
 
 def call(name: str, work: ctypes.Structure) -> None:
-    """Call the function of that name (without its prefix) with the struct of its arguments."""
-    _function(name)(ctypes.byref(work))
+    """Call the function of that name (without its prefix) with the struct of its arguments.
+
+    Raises OutOfMemoryError if memory was refused meanwhile, to this or another thread's call: results may be missing.
+    """
+    function, refusals = _function(name)
+    before = refusals.value
+    function(ctypes.byref(work))
+    if refusals.value != before:
+        raise torch.OutOfMemoryError("The kernels for the CPU can't allocate memory")
 
 
 @functools.cache
 def number(name: str) -> int:
     """Return a constant that the library exports, about itself or the processor."""
-    return _number(_found(), name)
+    return _variable(_found(), name).value
 
 
 @functools.cache
-def _function(name: str) -> Any:
-    function = getattr(_found(), f"keepsight_{name}")
+def _function(name: str) -> tuple[Any, ctypes.c_long]:
+    """Return a function of the library and its count of refusals."""
+    library = _found()
+    function = getattr(library, f"keepsight_{name}")
     function.restype = None
-    return function
+    return function, _variable(library, "refusals")
 
 
 def builds_for_this_processor() -> Sequence[str]:
@@ -90,11 +99,11 @@ def _load(path: Path) -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         logger.warning("The kernels for the CPU in %s do not fit here (%s)", path, error)
         return None
-    return library if _number(library, "runs_here") else None
+    return library if _variable(library, "runs_here").value else None
 
 
-def _number(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.c_long.in_dll(library, f"keepsight_{name}").value
+def _variable(library: ctypes.CDLL, name: str) -> ctypes.c_long:
+    return ctypes.c_long.in_dll(library, f"keepsight_{name}")
 
 
 def _found() -> ctypes.CDLL:

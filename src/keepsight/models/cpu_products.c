@@ -228,6 +228,8 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
     /* If all panels are computed before the next block, each block of inputs overwrites the one before. */
     const long step = o.panels_at_once < panels ? bytes : 0;
     char *prepared = room_for(step ? blocks * bytes : bytes);
+    if (!prepared)
+        return;
     product_room room;
     enter(&room, p.rows);
     for (turn t = {p.first_panel, 0, 0}, next; t.panel < p.end_panel; t = next) {

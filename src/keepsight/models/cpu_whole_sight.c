@@ -276,6 +276,8 @@ INLINE void attend_rows(const tiled_work *w, long first_row, long end, const ari
     const long bytes_of_query = parts_of(w->told.dim, TILE_INPUTS) * bytes_of_others(kind);
     const long bytes_of_out = places_of_numbers(w->told.dim) * VECTORS * sizeof(lanes);
     char *room = room_for(MOST_SIGHTS * (bytes_of_query + bytes_of_out));
+    if (!room)
+        return;
     sight seen[MOST_SIGHTS];
     for (long i = 0; i < MOST_SIGHTS; i++) {
         seen[i].query = room + i * (bytes_of_query + bytes_of_out);
@@ -319,8 +321,10 @@ void keepsight_attend_to_all(const sight_work *told)
         .keys = room_for(groups * bytes_of_rows(GROUP, told->dim, kind)),
         .values = room_for(groups * bytes_of_rows(places_of_numbers(told->dim), GROUP, kind)),
     };
-    share(groups_part, &work, parts_for(told->count * told->dim));
-    share(tiles_part, &work, parts_for(told->rows * told->count));
+    if (work.keys && work.values) {
+        share(groups_part, &work, parts_for(told->count * told->dim));
+        share(tiles_part, &work, parts_for(told->rows * told->count));
+    }
     free(work.keys);
     free(work.values);
 }
