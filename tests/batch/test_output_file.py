@@ -1,6 +1,11 @@
 """Each answer is in the file as soon as it is there, and no answer is lost."""
 
+import errno
+import fcntl
 import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -119,3 +124,62 @@ def test_the_file_behind_a_link_is_resumed(path: Path) -> None:
     link.symlink_to(path)
     OutputFile(link, is_resumed=True).close()
     assert link.is_symlink()
+
+
+@pytest.mark.parametrize("is_first_resumed", [False, True])
+@pytest.mark.parametrize("is_second_resumed", [False, True])
+def test_a_file_that_another_run_writes_is_refused_until_that_ends(
+    is_first_resumed: bool, is_second_resumed: bool, path: Path
+) -> None:
+    answer = answer_line("a", 200, None, b"{}")
+    if is_first_resumed:
+        path.write_bytes(answer)
+    first = OutputFile(path, is_first_resumed)
+    if not is_first_resumed:
+        first.write(answer)
+    with pytest.raises(InvalidArgumentError, match=r"^--output-file: another run writes to .*out.jsonl"):
+        OutputFile(path, is_second_resumed)
+    assert path.read_bytes() == answer
+    assert list(path.parent.iterdir()) == [path]
+    first.close()
+    second = OutputFile(path, is_resumed=True)
+    assert second.answered == {"a"}
+    second.close()
+
+
+def test_a_run_that_opened_the_file_just_before_another_replaced_it_is_refused(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*_: object) -> None:
+        path.with_name("new").write_bytes(b"")
+        path.with_name("new").replace(path)
+
+    monkeypatch.setattr(fcntl, "flock", replace)
+    with pytest.raises(InvalidArgumentError, match="another run writes"):
+        OutputFile(path, is_resumed=False)
+
+
+def test_a_run_that_was_killed_keeps_nobody_out(path: Path) -> None:
+    program = "import sys, pathlib, time; from keepsight.batch.output_file import OutputFile\n"
+    program += "output = OutputFile(pathlib.Path(sys.argv[1]), False); print(); sys.stdout.flush(); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", program, path], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(InvalidArgumentError, match="another run writes"):
+            OutputFile(path, is_resumed=True)
+        process.send_signal(signal.SIGKILL)
+    OutputFile(path, is_resumed=True).close()
+
+
+def test_a_file_system_without_locks_can_be_written(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    OutputFile(path, is_resumed=False).close()
+
+
+def test_several_runs_may_write_to_what_is_no_file() -> None:
+    first, second = (OutputFile(Path(os.devnull), is_resumed=False) for _ in range(2))
+    first.close()
+    second.close()
