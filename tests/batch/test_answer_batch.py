@@ -175,6 +175,25 @@ def test_no_line_is_read_once_the_server_ends(tmp_path: Path, script: Script) ->
     assert not batch.tally.is_whole
 
 
+def test_what_is_read_as_the_server_ends_is_neither_sent_nor_written(tmp_path: Path, script: Script) -> None:
+    read: list[bytes] = []
+    batch = batch_for(tmp_path, script, is_ending=lambda: bool(read))
+
+    def lines() -> Iterator[Request | bytes]:
+        read.append(b"half a li")
+        yield from read_requests(io.BytesIO(read[0]), 1000)
+
+    assert batch.answer(lines()) == []
+    assert script.bodies == []
+    assert not batch.tally.is_whole
+
+
+def test_lines_that_end_because_the_server_does_are_not_the_whole_batch(tmp_path: Path, script: Script) -> None:
+    batch = batch_for(tmp_path, script, is_ending=lambda: True)
+    batch.answer([])
+    assert not batch.tally.is_whole
+
+
 def test_a_batch_that_is_interrupted_is_not_whole(tmp_path: Path, script: Script) -> None:
     batch = batch_for(tmp_path, script)
 

@@ -33,7 +33,7 @@ class Files:
 
     @contextmanager
     def running(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
-        command = [*COMMAND, "run-batch", *FLAGS, *self.names, *flags]
+        command = [*COMMAND, "run-batch", *self.names, *flags]
         with (
             self.log.open("w") as log,
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
@@ -83,7 +83,7 @@ def test_pictures_vectors_and_bad_lines_are_done_although_the_engine_dies(files:
     ]
     bad = [to_line("unknown", body=to_body(ask("Hello"), model="none")), b"nonsense\n", to_line("url")]
     files.requests.write_bytes(b"".join([*long_lines(), *of_picture.values(), *others, *bad]))
-    with files.running("--allowed-local-media-path", str(tmp_path), "--concurrency", "3") as process:
+    with files.running(*FLAGS, "--allowed-local-media-path", str(tmp_path), "--concurrency", "3") as process:
         files.wait_for(3, process)
         found = re.search(r"engine-1 \(pid (\d+)\) is ready", files.log.read_text())
         assert found
@@ -107,7 +107,7 @@ def test_pictures_vectors_and_bad_lines_are_done_although_the_engine_dies(files:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_what_was_answered_before_the_end_is_not_asked_again(number: signal.Signals, files: Files) -> None:
     files.requests.write_bytes(b"".join(long_lines()))
-    with files.running("--concurrency", "2") as process:
+    with files.running(*FLAGS, "--concurrency", "2") as process:
         files.wait_for(2, process)
         process.send_signal(number)
         summary, _ = process.communicate(timeout=END_SECONDS)
@@ -121,7 +121,7 @@ def test_what_was_answered_before_the_end_is_not_asked_again(number: signal.Sign
     else:
         assert summary.endswith(f"{len(first)} answered (200: {len(first)}); --resume does the rest\n")
         assert "Traceback" not in files.log.read_text()
-    with files.running("--resume") as process:
+    with files.running(*FLAGS, "--resume") as process:
         assert process.wait(END_SECONDS) == 0, files.log.read_text()
     both = files.read()
     assert both[: len(first)] == first
@@ -149,6 +149,23 @@ def test_requests_may_come_from_a_pipe(files: Files) -> None:
         assert main(["run-batch", *flags]) == 0
     os.close(reader)
     assert [each["custom_id"] for each in files.read()] == ["a"]
+
+
+@pytest.mark.parametrize(("is_own", "number"), [(True, signal.SIGTERM), (True, signal.SIGINT), (False, signal.SIGINT)])
+def test_a_pipe_from_which_nothing_comes_keeps_nobody_from_ending_the_run(
+    is_own: bool, number: signal.Signals, files: Files
+) -> None:
+    os.mkfifo(files.requests)
+    with scripted_server(Script(answers=[[b"{}"]])) as script:
+        names = FLAGS if is_own else ("--base-url", script.url)
+        with files.running(*names) as process, files.requests.open("wb", buffering=0) as writer:
+            writer.write(to_line("a") + b"half a li")
+            files.wait_for(1, process)
+            process.send_signal(number)
+            summary, _ = process.communicate(timeout=END_SECONDS)
+    assert process.returncode == (130 if number == signal.SIGINT else 1)
+    assert [each["custom_id"] for each in files.read()] == ["a"]
+    assert summary.endswith("; --resume does the rest\n")
 
 
 @pytest.mark.parametrize(

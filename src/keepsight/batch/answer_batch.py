@@ -70,6 +70,8 @@ class BatchAnswerer:
         # With the size of each request.
         self._running: dict[asyncio.Task[None], int] = {}
         self._is_cut = False
+        # Nobody waits for lines any more.
+        self.has_ended = False
 
     async def run(self, lines: Iterator[Request | bytes]) -> None:
         """Raise NoAnswerError if the server cannot be reached (any more)."""
@@ -77,6 +79,8 @@ class BatchAnswerer:
         try:
             # In a thread: the lines may come from a pipe that is slow.
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
+                if self._server.is_ending():  # what was read may be half a line
+                    break
                 if isinstance(line, bytes):
                     self._write(line)
                 elif line.custom_id in self._output.answered:
@@ -84,13 +88,12 @@ class BatchAnswerer:
                     self._note()
                 else:
                     await self._begin(line)
-                if self._server.is_ending():
-                    self._is_cut = True
-                    break
+            self._is_cut |= self._server.is_ending()
             while self._running:
                 await self._wait_for_one()
             self._tally.is_whole = not self._is_cut
         finally:
+            self.has_ended = True
             for task in self._running:
                 task.cancel()
             await asyncio.gather(*self._running, return_exceptions=True)

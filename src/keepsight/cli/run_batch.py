@@ -6,6 +6,7 @@ signals arrive there; requests are sent by another, which ends the server once a
 
 import argparse
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -15,13 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import BinaryIO
 
 from tqdm import tqdm
 
 from keepsight.api_settings import ApiSettings
 from keepsight.batch.answer_batch import BatchAnswerer, Server, Tally
 from keepsight.batch.batch_lines import read_requests
+from keepsight.batch.input_file import InputFile
 from keepsight.batch.output_file import OutputFile
 from keepsight.bench.address import Address
 from keepsight.cli import serve
@@ -99,7 +100,7 @@ def _check_go_together(arguments: argparse.Namespace) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    requests: BinaryIO
+    requests: InputFile
     output: OutputFile
     settings: ApiSettings
     concurrency: int | None
@@ -116,15 +117,17 @@ class _Batch:
         most = self.concurrency or min(512 * num_engines, self.settings.max_waiting_requests)
         server = Server(address, api_key, is_ending, most, MOST_LARGEST_BODIES * max_bytes)
         size = os.fstat(self.requests.fileno()).st_size  # a pipe has none, nor a position
+        file = io.BufferedReader(self.requests)
         # The progress bar is shown only on a terminal.
         with tqdm(total=size or None, disable=None, leave=False, unit="B", unit_scale=True) as bar:
 
             def show() -> None:
                 bar.set_postfix_str(str(self.tally), refresh=False)
-                bar.update(self.requests.tell() - bar.n if size else 0)
+                bar.update(file.tell() - bar.n if size else 0)
 
             answerer = BatchAnswerer(server, self.output, self.tally, show)
-            asyncio.run(answerer.run(read_requests(self.requests, max_bytes)))
+            self.requests.is_over = lambda: answerer.has_ended or is_ending()
+            asyncio.run(answerer.run(read_requests(file, max_bytes)))
 
 
 def _ask_running(arguments: argparse.Namespace, batch: _Batch) -> int:
@@ -161,8 +164,8 @@ def _as_served(arguments: argparse.Namespace) -> argparse.Namespace:
     return parser.parse_args([], argparse.Namespace(**{**vars(arguments), "api_key": [token_hex(32)]}))
 
 
-def _open_input(name: str) -> BinaryIO:
+def _open_input(name: str) -> InputFile:
     try:
-        return Path(name).open("rb")
+        return InputFile(name)
     except OSError as error:
         raise InvalidArgumentError("--input-file", f"cannot read {name}: {error.strerror}") from error
