@@ -5,13 +5,14 @@ import io
 import json
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from keepsight.batch import answer_batch
+from keepsight.batch import answer_batch, silence_watch
 from keepsight.batch.answer_batch import MOST_ATTEMPTS, BatchAnswerer, Server, Tally
 from keepsight.batch.batch_lines import Request, read_requests
 from keepsight.batch.output_file import OutputFile
@@ -63,6 +64,11 @@ class Batch:
 
 def batch_for(folder: Path, script: Script, **options: Any) -> Batch:
     return Batch(folder, Server(Address.parse(script.url), "secret", **options))
+
+
+def batch_at(folder: Path, listener: socket.socket) -> Batch:
+    host, port = listener.getsockname()
+    return Batch(folder, Server(Address(host, port, "/v1", is_secure=False), None))
 
 
 def lines_of(*custom_ids: str) -> list[Request | bytes]:
@@ -147,9 +153,76 @@ def test_a_connection_that_always_ends_early_is_an_error_of_its_line(tmp_path: P
     batch = batch_for(tmp_path, script)
     [written] = batch.answer(lines_of("a"))
     assert (written["custom_id"], written["response"], written["error"]["code"]) == ("a", None, "no_answer")
-    assert written["error"]["message"].startswith("line 1: the connection ended 5 times before the answer did: ")
+    assert written["error"]["message"].startswith("line 1: no answer came in 5 attempts: ")
     assert len(script.bodies) == MOST_ATTEMPTS
     assert batch.tally.is_whole
+
+
+@pytest.fixture
+def is_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(silence_watch, "MAX_SILENT_SECONDS", 0.5)
+    monkeypatch.setattr(silence_watch, "SECONDS_BETWEEN_LOOKS", 0.05)
+
+
+@pytest.mark.usefixtures("is_impatient")
+def test_a_server_that_accepts_connections_and_says_nothing_gives_no_answer(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        batch = batch_at(tmp_path, listener)
+        written = batch.answer(lines_of("a", "b"))
+    assert {each["custom_id"] for each in written} == {"a", "b"}
+    assert {each["error"]["code"] for each in written} == {"no_answer"}
+    assert {each["error"]["message"].partition(": ")[2] for each in written} == {
+        f"no answer came in 5 attempts: {batch.server.address.url}: nothing has come from it for 0.5 s"
+    }
+    assert batch.tally.is_whole
+
+
+@pytest.mark.usefixtures("is_impatient")
+def test_an_answer_may_take_any_time_while_the_server_says_anything_else(tmp_path: Path, script: Script) -> None:
+    script.together = threading.Barrier(2)
+    release = threading.Timer(2, script.together.wait)
+    release.start()
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    release.join()
+    assert written["response"]["status_code"] == 200
+    assert len(script.bodies) == 1
+    assert set(script.authorizations) == {"Bearer secret"}
+
+
+@pytest.mark.usefixtures("is_impatient")
+def test_a_server_that_does_one_thing_after_the_other_is_heard_by_its_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=answer_some, args=(listener, 8))
+        server.start()
+        written = batch_at(tmp_path, listener).answer(lines_of(*"abcdefgh"))
+        server.join()
+    assert [each["response"]["status_code"] for each in written] == [200] * 8
+
+
+@pytest.mark.usefixtures("is_impatient")
+def test_a_server_that_ends_and_accepts_nothing_more_may_finish_its_answers(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        batch = batch_at(tmp_path, listener)
+        server = threading.Thread(target=answer_one, args=(listener, 1.5, True))
+        server.start()
+        [written] = batch.answer(lines_of("a"))
+        server.join()
+    assert written["response"]["status_code"] == 200
+
+
+def answer_some(listener: socket.socket, count: int) -> None:
+    for _ in range(count):
+        answer_one(listener, 0.15)
+
+
+def answer_one(listener: socket.socket, seconds: float, is_last: bool = False) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        if is_last:
+            listener.close()
+        connection.recv(2**16)
+        time.sleep(seconds)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
 
 
 def test_a_server_that_is_not_there_ends_the_batch_and_leaves_the_rest(tmp_path: Path) -> None:

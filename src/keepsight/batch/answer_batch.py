@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from keepsight.batch.batch_lines import Request, answer_line, error_line
 from keepsight.batch.output_file import OutputFile
+from keepsight.batch.silence_watch import SilenceWatch
 from keepsight.bench.address import Address
 from keepsight.bench.http_connection import connecting
 from keepsight.errors import NoAnswerError
@@ -67,6 +68,7 @@ class BatchAnswerer:
         """`note` is called after each line that is written or left out."""
         self._server, self._output, self._tally, self._note = server, output, tally, note
         self._headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
+        self._silence = SilenceWatch(server.address, self._headers)
         # With the size of each request.
         self._running: dict[asyncio.Task[None], int] = {}
         self._is_cut = False
@@ -76,6 +78,7 @@ class BatchAnswerer:
     async def run(self, lines: Iterator[Request | bytes]) -> None:
         """Raise NoAnswerError if the server cannot be reached (any more)."""
         self._tally.is_whole = False
+        watch = asyncio.create_task(self._silence.run())
         try:
             # In a thread: the lines may come from a pipe that is slow.
             while (line := await asyncio.to_thread(next, lines, None)) is not None:
@@ -94,9 +97,10 @@ class BatchAnswerer:
             self._tally.is_whole = not self._is_cut
         finally:
             self.has_ended = True
-            for task in self._running:
+            tasks = [*self._running, watch]
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*self._running, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self, request: Request) -> None:
         while self._running and (
@@ -131,7 +135,7 @@ class BatchAnswerer:
         elif outcome.is_unreachable:
             raise outcome
         else:
-            reason = f"the connection ended {MOST_ATTEMPTS} times before the answer did: {outcome}"
+            reason = f"no answer came in {MOST_ATTEMPTS} attempts: {outcome}"
             self._write(error_line(request.number, request.custom_id, "no_answer", reason))
 
     async def _ask_until_final(self, request: Request) -> _Answer | NoAnswerError | None:
@@ -150,7 +154,7 @@ class BatchAnswerer:
     async def _ask(self, request: Request) -> _Answer | NoAnswerError:
         address, connection = self._server.address, None
         try:
-            async with connecting(address) as connection:
+            async with self._silence.patiently(), connecting(address) as connection:
                 response = await connection.post(request.url.removeprefix("/v1"), request.body, self._headers)
                 return _Answer(response.status, response.headers, await response.read())
         except (OSError, EOFError, ValueError, NoAnswerError) as error:

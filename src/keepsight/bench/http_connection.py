@@ -50,18 +50,24 @@ class Connection:
     _writer: asyncio.StreamWriter
 
     async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
+        return await self._ask("POST", path, body, {"Content-Type": "application/json", **headers})
+
+    async def get(self, path: str, headers: Mapping[str, str]) -> Response:
+        return await self._ask("GET", path, b"", headers)
+
+    async def _ask(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Send a request. Returns as soon as the response's head has arrived."""
-        self._writer.write(self._head(path, len(body), headers) + body)
+        self._writer.write(self._head(method, path, len(body), headers) + body)
         await self._writer.drain()
         version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1"):
             raise NoAnswerError(f"{self.address.authority} ended the connection")
         return Response(int(rest[:3]), await self._read_headers(), self._reader)
 
-    def _head(self, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
-        lines = [f"POST {self.address.path}{path} HTTP/1.1", f"Host: {self.address.authority}"]
+    def _head(self, method: str, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
+        lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"Host: {self.address.authority}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
-        lines += ["Content-Type: application/json", f"Content-Length: {num_bytes}", "Connection: close"]
+        lines += [f"Content-Length: {num_bytes}", "Connection: close"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
 
     async def _read_headers(self) -> dict[str, str]:
