@@ -6,7 +6,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tests.batch.made_up_lines import to_line
 from tests.cli.scripted_server import Script, scripted_server
 from tests.wait_until import wait_until
 
+LOST = b'{"error": {"message": "lost", "code": "engine_lost"}}'
 REFUSAL = b'{"error": {"message": "full", "code": "server_overloaded"}}'
 
 
@@ -141,11 +143,99 @@ def test_an_answer_after_a_refusal_for_lack_of_room_counts(
     assert len(script.bodies) == 2
 
 
-def test_a_request_that_may_have_ended_two_engines_is_not_asked_again(tmp_path: Path, script: Script) -> None:
-    script.status, script.refusal = 503, b'{"error": {"message": "lost", "code": "engine_lost"}}'
+class FragileServer:
+    """Loses all that is under way to each request with one of these ids, as if its engines had ended."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fatal: Collection[str], num_losses: int = 1000) -> None:
+        self._fatal, self._num_losses, self._loss = fatal, num_losses, asyncio.Event()
+        self.num_asked = Counter[str]()
+        # Those that were under way with a fatal one.
+        self.lost: list[set[str]] = []
+        self._running: set[str] = set()
+        self.events: list[str] = []
+        monkeypatch.setattr(BatchAnswerer, "_ask", lambda _, request: self._answer(request))
+        monkeypatch.setattr(BatchAnswerer, "_let_server_settle", self._settle)
+
+    async def _settle(self, *_: object) -> None:
+        self.events.append("settled")
+
+    async def _answer(self, request: Request) -> answer_batch._Answer:
+        name, loss = request.custom_id, self._loss
+        self.num_asked[name] += 1
+        self._running.add(name)
+        await asyncio.sleep(0.01)
+        if name in self._fatal and len(self.lost) < self._num_losses:
+            self.lost.append({*self._running})
+            self.events.append("lost")
+            self._loss = asyncio.Event()
+            loss.set()
+        await asyncio.sleep(0.01)
+        self._running.discard(name)
+        return answer_batch._Answer(*((503, {}, LOST) if loss.is_set() else (200, {}, b"{}")))
+
+
+def statuses_of(written: list[dict[str, Any]]) -> dict[str, int]:
+    assert len({each["custom_id"] for each in written}) == len(written)
+    return {each["custom_id"]: each["response"]["status_code"] for each in written}
+
+
+def test_lines_that_were_lost_beside_a_fatal_one_are_answered_and_that_one_fails_alone(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FragileServer(monkeypatch, fatal=["f"])
+    names = [*"abcdefghij"]
+    written = batch_for(tmp_path, script, max_requests=8).answer(lines_of(*names))
+    assert statuses_of(written) == dict.fromkeys(names, 200) | {"f": 503}
+    assert server.lost[0] == {*"abcdefgh"}
+    assert server.lost[-1] == {"f"}
+    assert server.num_asked["f"] <= 3
+    assert server.num_asked["j"] == 1
+    assert server.events == ["lost", "settled"] * len(server.lost)
+
+
+def test_lines_that_were_lost_as_the_engines_ended_by_themselves_are_soon_asked_together(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FragileServer(monkeypatch, fatal=["a"], num_losses=1)
+    names = [str(number) for number in range(40)] + ["a"]
+    began = time.monotonic()
+    assert statuses_of(batch_for(tmp_path, script).answer(lines_of(*names))) == dict.fromkeys(names, 200)
+    assert {*server.num_asked.values()} == {2}
+    assert time.monotonic() - began < 0.02 * len(names)
+
+
+def test_no_line_is_asked_for_the_first_time_while_some_are_lost(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no more of them are held than may be under way."""
+    server = FragileServer(monkeypatch, fatal="abcdef")
+    written = batch_for(tmp_path, script, max_requests=2).answer(lines_of(*"abcdef"))
+    assert set(statuses_of(written).values()) == {503}
+    assert all(len(each) <= 3 for each in server.lost)
+
+
+def test_a_server_settles_once_it_has_been_ready_for_a_moment(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_batch, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(answer_batch, "FIRST_PAUSE_SECONDS", 0.01)
+    script.status, script.refusal = 503, LOST
+    threading.Timer(1, setattr, (script, "status", 200)).start()
+    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
+    assert written["response"]["status_code"] == 200
+    assert len(script.bodies) == 2
+    assert len(script.authorizations) > 10
+
+
+def test_a_server_that_does_not_get_ready_is_asked_all_the_same(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_batch, "SETTLING_SECONDS", 0)
+    monkeypatch.setattr(answer_batch, "MOST_RESTART_SECONDS", 0.2)
+    script.status, script.refusal = 503, LOST
     [written] = batch_for(tmp_path, script).answer(lines_of("a"))
     assert written["response"]["status_code"] == 503
-    assert len(script.bodies) == 1
+    assert len(script.bodies) == 2
 
 
 def test_a_connection_that_always_ends_early_is_an_error_of_its_line(tmp_path: Path, script: Script) -> None:

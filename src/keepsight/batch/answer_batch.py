@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from keepsight.batch.batch_lines import Request, answer_line, error_line
 from keepsight.batch.output_file import OutputFile
@@ -17,6 +17,10 @@ from keepsight.errors import NoAnswerError
 MOST_ATTEMPTS = 5
 # They double from attempt to attempt, unless the server says how long to wait.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
+# A server takes an engine that ends sooner after it was ready for one that cannot start, and three of them for its end.
+SETTLING_SECONDS = 5.0
+# How long an engine may take to be ready: it loads the model.
+MOST_RESTART_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +63,8 @@ class _Answer:
 
     @property
     def has_lost_engines(self) -> bool:
-        """Two were lost, so the request may be the cause: with each more, those that run beside it would suffer."""
-        return b'"engine_lost"' in self.body
+        """Several were lost with this request: it may be the cause, or was only beside the one that is."""
+        return not self.is_final and b'"engine_lost"' in self.body
 
 
 class BatchAnswerer:
@@ -69,6 +73,9 @@ class BatchAnswerer:
         self._server, self._output, self._tally, self._note = server, output, tally, note
         self._headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         self._silence = SilenceWatch(server.address, self._headers)
+        # Requests that were under way when engines were lost.
+        self._lost: list[Request] = []
+        self._has_lost_engines = False
         # With the size of each request.
         self._running: dict[asyncio.Task[None], int] = {}
         self._is_cut = False
@@ -92,8 +99,7 @@ class BatchAnswerer:
                 else:
                     await self._begin(line)
             self._is_cut |= self._server.is_ending()
-            while self._running:
-                await self._wait_for_one()
+            await self._finish()
             self._tally.is_whole = not self._is_cut
         finally:
             self.has_ended = True
@@ -103,12 +109,55 @@ class BatchAnswerer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self, request: Request) -> None:
+        if self._lost:
+            await self._finish()
         while self._running and (
             len(self._running) >= self._server.max_requests
             or sum(self._running.values()) + len(request.body) > self._server.max_bytes
         ):
             await self._wait_for_one()
-        self._running[asyncio.create_task(self._answer(request))] = len(request.body)
+        self._start(request)
+
+    def _start(self, request: Request, is_alone: bool = False) -> None:
+        self._running[asyncio.create_task(self._answer(request, is_alone))] = len(request.body)
+
+    async def _finish(self) -> None:
+        """Wait for all that is under way, and ask again for what was lost with engines: one request, then 2, 4, 8, ...
+
+        If that ends engines again, one of these requests is the cause. Each is asked alone then, until it is found: the
+        others are answered, and it ends no more engines.
+        """
+        await self._wait_for_all()
+        num_together, growth = 1, 2
+        while self._lost:
+            if self._has_lost_engines:
+                await self._let_server_settle()
+            self._has_lost_engines = False
+            group, self._lost = self._lost[:num_together], self._lost[num_together:]
+            is_alone = len(group) == 1
+            for each in group:
+                self._start(each, is_alone)
+            await self._wait_for_all()
+            num_together *= growth
+            if self._has_lost_engines:
+                num_together, growth = 1, 2 if is_alone else 1
+
+    async def _let_server_settle(self) -> None:
+        """Wait until an engine has been ready for a moment, if this server tells."""
+        with suppress(OSError, EOFError, ValueError, NoAnswerError):  # the next request will tell
+            async with asyncio.timeout(MOST_RESTART_SECONDS):
+                while not await self._is_ready():
+                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
+        await asyncio.sleep(SETTLING_SECONDS)
+
+    async def _is_ready(self) -> bool:
+        address = self._server.address
+        async with connecting(replace(address, path=address.path.removesuffix("/v1"))) as connection:
+            return (await connection.get("/ready", self._headers)).status != 503
+
+    async def _wait_for_all(self) -> None:
+        while self._running:
+            await self._wait_for_one()
 
     async def _wait_for_one(self) -> None:
         done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
@@ -125,8 +174,13 @@ class BatchAnswerer:
             self._tally.by_status[status] += 1
         self._note()
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: Request, is_alone: bool) -> None:
         outcome = await self._ask_until_final(request)
+        if isinstance(outcome, _Answer) and outcome.has_lost_engines:
+            self._has_lost_engines = True
+            if not is_alone:
+                self._lost.append(request)
+                return
         if isinstance(outcome, _Answer):
             request_id = outcome.headers.get("x-request-id")
             self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body), outcome.status)
