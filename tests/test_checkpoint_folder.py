@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.checkpoint_folder import check_is_unchanged, list_files
+from keepsight.checkpoint_folder import check_is_unchanged, digest_samples, list_files
 from keepsight.errors import CheckpointError
 
 
@@ -56,3 +56,35 @@ def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     assert not list_files(tmp_path / "gone")
     with pytest.raises(CheckpointError, match="no such folder"):
         check_is_unchanged(tmp_path / "gone", {})
+
+
+def write_model(folder: Path, *changes: int, config: str = "{}") -> Path:
+    """Write a model of 2 MiB, in which some bytes may be changed, each with the page around it."""
+    folder.mkdir()
+    weights = bytearray(range(256)) * 2**13
+    for at in changes:
+        weights[at : at + 2**16] = bytes(2**16)
+    (folder / "model.safetensors").write_bytes(weights)
+    (folder / "config.json").write_text(config)
+    return folder
+
+
+def test_copies_of_a_model_have_one_digest_wherever_and_whenever_they_were_made(tmp_path: Path) -> None:
+    first, second = write_model(tmp_path / "first"), write_model(tmp_path / "second")
+    replace(second / "model.safetensors")
+    (second / "README.md").write_text("A copy.")
+    assert digest_samples(first) == digest_samples(second)
+
+
+def test_another_configuration_or_other_weights_have_another_digest(tmp_path: Path) -> None:
+    models = [write_model(tmp_path / str(at), at) for at in (0, 2**20, 2**21 - 2**16)]
+    models += [write_model(tmp_path / "a"), write_model(tmp_path / "b", config="[]")]
+    (write_model(tmp_path / "c") / "config.json").rename(tmp_path / "c" / "other.json")
+    digests = {digest_samples(each) for each in [*models, tmp_path / "c"]}
+    assert len(digests) == 6
+
+
+def test_a_model_is_digested_without_reading_all_of_it(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(2**40)
+    assert digest_samples(tmp_path)

@@ -1,15 +1,19 @@
-"""First checks of a checkpoint folder: that it is one, is readable, and has not changed."""
+"""First checks of a checkpoint folder: that it is one, is readable, has not changed, and whether others are like it."""
 
 import os
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from blake3 import blake3
+
 from keepsight.errors import CheckpointError, MissingCheckpointError
 
 # By path: size and modification time. Not the inode number, which network file systems may change.
 Files = Mapping[str, tuple[int, int]]
 _SUFFIXES = (".safetensors", ".json", ".jinja")
+# Of each file, evenly spread over it: training changes nearly all weights.
+_NUM_SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def is_checkpoint(path: str | Path) -> bool:
@@ -55,3 +59,15 @@ def check_is_unchanged(directory: Path, before: Files, *others: Path) -> None:
     if changed := before.items() ^ list_files(directory, *others).items():
         path, _ = min(changed)
         raise CheckpointError(path, "was changed since the server started: restart the server")
+
+
+def digest_samples(directory: Path) -> str:
+    """Digest parts of the files that loading may read, which takes milliseconds: enough to tell models apart."""
+    hasher = blake3()
+    for path, (size, _) in sorted(list_files(directory).items()):
+        hasher.update(f"{Path(path).name}/{size}/".encode())
+        with suppress(OSError), Path(path).open("rb") as file:  # loading may do without it, or reports it
+            for start in range(0, size, max(_SAMPLE_BYTES, size // _NUM_SAMPLES)):
+                file.seek(start)
+                hasher.update(file.read(_SAMPLE_BYTES))
+    return hasher.hexdigest(8)

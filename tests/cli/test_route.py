@@ -1,5 +1,7 @@
 """`keepsight route` before two real `keepsight serve`, with the official client."""
 
+import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -14,6 +16,7 @@ import openai
 import pytest
 
 from keepsight.cli.main import main
+from keepsight.demo import checkpoint_path
 from tests.cli.test_serve_metrics import read_counter
 from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.official_client import answer, complete, connect
@@ -79,7 +82,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield Pair(port, [server for server, _ in servers], urls)
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_SECONDS) == 0
-    assert "Traceback" not in (folder / "router").read_text()
+    assert not re.search("Traceback|does not serve the same", (folder / "router").read_text())
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +137,20 @@ def test_a_kept_conversation_goes_on(client: openai.OpenAI, drawn: Drawn) -> Non
         second = create(model="keepsight-demo", input="And?", previous_response_id=first.id, max_output_tokens=4)
         assert second.previous_response_id == first.id
     assert client.responses.retrieve(first.id).output_text == first.output_text
+
+
+def test_a_server_with_another_model_is_warned_of(pair: Pair, tmp_path: Path) -> None:
+    other, log = tmp_path / "keepsight-demo", tmp_path / "router"
+    shutil.copytree(checkpoint_path(), other)
+    with (other / "config.json").open("a") as config:
+        config.write("\n")
+    with serving(tmp_path / "server", str(other)) as (_, port):
+        url = f"http://127.0.0.1:{port}"
+        with routing(log, pair.urls[0], url):
+            wait_until(lambda: "does not serve the same" in log.read_text())
+            warning = r"WARNING .*: (\S+) does not serve the same as (\S+): they differ in (.*)\. Each"
+            said = re.findall(warning, log.read_text())
+    assert [({first, second}, fields) for first, second, fields in said] == [({pair.urls[0], url}, "model, names")]
 
 
 # The last, as one server is lost.

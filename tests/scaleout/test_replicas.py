@@ -374,6 +374,63 @@ def test_one_that_never_was_ready_may_be_starting_unless_its_certificate_is_not_
     ]
 
 
+@pytest.mark.parametrize(
+    ("served", "warnings"),
+    [
+        ([{"model": "1", "names": "2"}] * 3, []),
+        ([{"model": "1"}, {}, {"model": "1"}], []),  # one of an older version does not say
+        ([{"model": "1", "names": "2"}] * 2 + [{"model": "3", "names": "2"}], [(2, [0, 1], "model")]),
+        ([{"model": "1", "names": "2"}] + [{"model": "3", "names": "4"}] * 2, [(1, [0], "model, names")]),
+        ([{"model": "1"}, {"model": "1", "adapters": "2"}], [(1, [0], "adapters")]),
+    ],
+)
+def test_replicas_that_do_not_serve_the_same_are_warned_of_once_and_used(
+    served: list[dict[str, str]], warnings: list[tuple[int, list[int], str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run(*fakes: FakeReplica) -> None:
+        replicas = Replicas()
+        for number, fake in enumerate(fakes, 1):
+            replicas.add(fake.address)
+            await wait_for_ready(replicas, number)
+        await asyncio.sleep(2 * replicas_module.SECONDS_BETWEEN_CHECKS)
+        assert len(replicas.ready) == len(fakes)
+        for fake in fakes:
+            await replicas.remove(fake.address)
+
+    with fakes(*[say_who] * len(served)) as all_of_them:
+        for fake, serves in zip(all_of_them, served, strict=True):
+            fake.state = {"status": "ok", "serves": serves}
+        asyncio.run(run(*all_of_them))
+        addresses = [each.address for each in all_of_them]
+    assert [each.message for each in caplog.records] == [
+        f"{addresses[odd]} does not serve the same as {', '.join(addresses[each] for each in others)}: they differ in "
+        f"{fields}. Each request is answered by any of them; nothing is needed while they are updated"
+        for odd, others, fields in warnings
+    ]
+
+
+def test_an_update_of_one_replica_after_the_other_is_warned_of_once_each_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.01)
+
+    async def run(*fakes: FakeReplica) -> None:
+        replicas = Replicas()
+        added = [replicas.add(fake.address) for fake in fakes]
+        for version in ("1", "2", "3"):
+            for fake, replica in zip(fakes, added, strict=True):
+                fake.state = {"status": "ok", "serves": {"model": version}}
+                async with asyncio.timeout(30):
+                    while replica.serves != {"model": version}:
+                        await asyncio.sleep(0.01)
+        for fake in fakes:
+            await replicas.remove(fake.address)
+
+    with fakes(say_who, say_who, say_who) as all_of_them:
+        asyncio.run(run(*all_of_them))
+    assert len([each for each in caplog.records if "does not serve the same" in each.message]) == 2
+
+
 def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(fake: FakeReplica) -> None:
         monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)

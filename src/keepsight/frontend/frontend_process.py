@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from keepsight.checkpoint_folder import check_is_unchanged
+from keepsight.checkpoint_folder import check_is_unchanged, digest_samples
 from keepsight.config import Config
 from keepsight.count_cores import count_cores, share_of
 from keepsight.frontend.api.app import create_app
@@ -25,6 +25,7 @@ from keepsight.frontend.engine_link import EngineLink
 from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.media_workers import MediaWorkers
@@ -67,6 +68,7 @@ class FrontendProcess:
         self._workers = workers = MediaWorkers(num_workers, note_crash, partial(check_program_is, start.program))
         common = CommonGeometries.open(self._run_directory)
         self._preparer = RequestPreparer.from_config(config, common, workers.look)
+        self._digests = _digest_what_is_served(config, start)
         check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._preparer.request_prefix = f"{start.frontend_id}-"
         self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
@@ -107,6 +109,7 @@ class FrontendProcess:
             view=self._view,
             counters=self._counters,
             kept=self._open_kept(),
+            digests=self._digests,
         )
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # drained before the server existed; never set to False, as `_drain` may run meanwhile
@@ -169,6 +172,16 @@ class FrontendProcess:
         if self._server is not None:
             self._server.should_exit = True
         self._may_serve.set()
+
+
+def _digest_what_is_served(config: Config, start: StartFrontend) -> dict[str, str]:
+    """Return what a router compares, as it takes one server for as good as another."""
+    adapters = {name: digest_samples(folder) for name, folder in config.adapter_folders.items()}
+    return {
+        "model": digest_samples(config.directory),
+        "names": hash_values("blake3", names=(start.model_name, *start.api.more_model_names))[:16],
+        "adapters": hash_values("blake3", adapters=adapters)[:16],
+    }
 
 
 def _try_open(otherwise: str, open_database: Callable[[], T]) -> T | None:

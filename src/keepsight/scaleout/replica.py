@@ -7,7 +7,7 @@ read to its end takes its connection with it.
 
 import asyncio
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
@@ -103,6 +103,8 @@ class Replica(ReplicaView):
         self.is_ready = self.was_ready = False
         # Why it is ready, or not.
         self.reason = ""
+        # Digests of what it serves, by what they are of, as it told last.
+        self.serves: Mapping[str, str] = {}
         url = urlsplit(address)
         self._tls = ssl.create_default_context() if url.scheme == "https" else None
         self._host, self._port = url.hostname or "", url.port or (80 if self._tls is None else 443)

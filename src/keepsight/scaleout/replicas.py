@@ -5,7 +5,7 @@ A server whose connections fail is unready from then on, until it says that it i
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from time import monotonic
 
 import msgspec
@@ -22,6 +22,8 @@ MAX_CHECK_SECONDS = 10.0
 
 class _Readiness(msgspec.Struct):
     status: str
+    # Those of earlier versions do not say.
+    serves: dict[str, str] = {}
 
 
 class Replicas:
@@ -122,7 +124,9 @@ class Replicas:
         try:
             async with asyncio.timeout(MAX_CHECK_SECONDS):
                 answer = await (await replica.ask(question)).hold()
-            self._set_state(replica, *_read_state(answer))
+            is_ready, reason, serves = _read_state(answer)
+            self._set_state(replica, is_ready, reason)
+            self._note_served(replica, serves)
         except TimeoutError:
             self._set_state(replica, False, f"it does not answer within {MAX_CHECK_SECONDS:g} s")
             return False
@@ -149,15 +153,31 @@ class Replicas:
         if has_changed:
             self._note_change()
 
+    def _note_served(self, replica: Replica, serves: Mapping[str, str]) -> None:
+        """Warn if a server begins to serve what no other does."""
+        has_changed = serves != replica.serves
+        replica.serves = serves
+        others = [each for each in self._watches if each.serves and each is not replica]
+        if not has_changed or not serves or not others or any(each.serves == serves for each in others):
+            return
+        fields = {name for each in others for name, _ in each.serves.items() ^ serves.items()}
+        logger.warning(
+            "%s does not serve the same as %s: they differ in %s. Each request is answered by any of them; nothing is "
+            "needed while they are updated",
+            replica.address,
+            ", ".join(each.address for each in others),
+            ", ".join(sorted(fields)),
+        )
+
     def _note_change(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
 
 
-def _read_state(answer: WholeAnswer) -> tuple[bool, str]:
-    """Return whether a server is ready, and why."""
+def _read_state(answer: WholeAnswer) -> tuple[bool, str, Mapping[str, str]]:
+    """Return whether a server is ready, why, and what it serves."""
     try:
-        status = msgspec.json.decode(answer.body, type=_Readiness).status
+        said = msgspec.json.decode(answer.body, type=_Readiness)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return False, f"it answers /ready with status {answer.status}, and not as `keepsight serve` does"
-    return answer.status == 200, f"it says {status[:80]!r}"
+        return False, f"it answers /ready with status {answer.status}, and not as `keepsight serve` does", {}
+    return answer.status == 200, f"it says {said.status[:80]!r}", said.serves

@@ -139,12 +139,13 @@ class Client:
     settings: ApiSettings = DEFAULT_SETTINGS
     address: str = "127.0.0.1"
     kept: KeptResponses | None = None
+    digests: dict[str, str] | None = None
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         return asyncio.run(self._send(method, path, options))
 
     def make_app(self) -> ASGIApp:
-        return create_app(self.preparer, self.engine, MODEL, self.settings, kept=self.kept)
+        return create_app(self.preparer, self.engine, MODEL, self.settings, kept=self.kept, digests=self.digests)
 
     async def _send(self, method: str, path: str, options: dict[str, Any]) -> httpx.Response:
         transport = httpx.ASGITransport(self.make_app(), raise_app_exceptions=False, client=(self.address, 5000))

@@ -267,6 +267,13 @@ def test_a_request_is_retried_after_an_engine_died_only_if_it_had_begun(
     assert len({each.request_id for each in engine.requests}) == num_asked
 
 
+@pytest.mark.parametrize(("num_engines", "status"), [(1, 200), (0, 503)])
+def test_a_router_learns_what_is_served(client: Client, engine: FakeEngine, num_engines: int, status: int) -> None:
+    client.digests, engine.num_engines = {"model": "1"}, num_engines
+    ready = client.send("GET", "/ready")
+    assert (ready.status_code, ready.json()["serves"]) == (status, {"model": "1"})
+
+
 def test_the_smaller_routes_answer(client: Client) -> None:
     assert client.send("GET", "/health").json() == {"status": "ok", "engines": 1, "requests": 0}
     assert client.send("GET", "/ready").json() == {"status": "ok"}

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from functools import partial
 from http import HTTPStatus
@@ -104,7 +104,10 @@ class Api:
         handles: MediaHandles | None,
         kept: KeptResponses | None,
         pixel_cache: PixelCache,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
+        """`digests`: of what is served, for a router that compares servers."""
+        self._digests = {} if digests is None else {"serves": digests}
         self._preparer, self._engine, self._settings = preparer, engine, settings
         self.served = ServedModels(model_name, settings, preparer)
         self._answers = AnswerPreparer(preparer, self.served, settings.trust_request_mm_processor_kwargs)
@@ -286,7 +289,7 @@ class Api:
 
     async def ready(self, _http: Request) -> Response:
         status = self._status
-        body = {"status": status}
+        body = {"status": status, **self._digests}
         return json_response(body) if status == "ok" else json_response(body, 503, RETRY_LATER)
 
     @property
@@ -327,13 +330,14 @@ def create_app(
     view: ServerView = SEES_NOTHING,
     counters: Counters | None = None,
     kept: KeptResponses | None = None,
+    digests: Mapping[str, str] | None = None,
 ) -> ASGIApp:
     """Create the ASGI app.
 
     Without `handles` nothing can be uploaded; without `kept` no request can continue an earlier response. The pictures
     in `pixel_cache` are shown only if the settings say so.
     """
-    api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache)
+    api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache, digests)
     more_routes = [] if api.media is None else api.media.routes
     more_routes += [] if api.files is None else api.files.routes
     more_routes += [] if api.kept is None else api.kept.routes
