@@ -43,8 +43,8 @@ MOST_LARGEST_BODIES = 4
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("-i", "--input-file", required=True, metavar="FILE", help="requests, each a line of JSON")
-    add("-o", "--output-file", required=True, metavar="FILE", help="where answers are written, as they come")
+    add("-i", "--input-file", required=True, metavar="FILE", help="requests, each a line of JSON; a pipe will do")
+    add("-o", "--output-file", required=True, metavar="FILE", help="where one run writes answers, as they come")
     add("--resume", action="store_true", help="keep the answers in the output file, and ask for the others")
     add(
         "--concurrency",
