@@ -211,7 +211,15 @@ def test_no_line_is_asked_for_the_first_time_while_some_are_lost(
     server = FragileServer(monkeypatch, fatal="abcdef")
     written = batch_for(tmp_path, script, max_requests=2).answer(lines_of(*"abcdef"))
     assert set(statuses_of(written).values()) == {503}
-    assert all(len(each) <= 3 for each in server.lost)
+    assert all(any(each <= pair for pair in ({*"ab"}, {*"cd"}, {*"ef"})) for each in server.lost)
+
+
+def test_a_server_settles_after_each_loss_before_it_is_asked_anything_else(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = FragileServer(monkeypatch, fatal="ab")
+    batch_for(tmp_path, script, max_requests=1).answer(lines_of(*"ab"))
+    assert server.events == ["lost", *["settled", "lost"] * 3]
 
 
 def test_a_server_settles_once_it_has_been_ready_for_a_moment(

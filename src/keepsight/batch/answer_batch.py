@@ -109,13 +109,14 @@ class BatchAnswerer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _begin(self, request: Request) -> None:
-        if self._lost:
-            await self._finish()
         while self._running and (
             len(self._running) >= self._server.max_requests
             or sum(self._running.values()) + len(request.body) > self._server.max_bytes
         ):
             await self._wait_for_one()
+        if self._lost:
+            await self._finish()
+        await self._settle()
         self._start(request)
 
     def _start(self, request: Request, is_alone: bool = False) -> None:
@@ -130,9 +131,7 @@ class BatchAnswerer:
         await self._wait_for_all()
         num_together, growth = 1, 2
         while self._lost:
-            if self._has_lost_engines:
-                await self._let_server_settle()
-            self._has_lost_engines = False
+            await self._settle()
             group, self._lost = self._lost[:num_together], self._lost[num_together:]
             is_alone = len(group) == 1
             for each in group:
@@ -141,6 +140,12 @@ class BatchAnswerer:
             num_together *= growth
             if self._has_lost_engines:
                 num_together, growth = 1, 2 if is_alone else 1
+
+    async def _settle(self) -> None:
+        """Called before anything is asked for."""
+        if self._has_lost_engines:
+            self._has_lost_engines = False
+            await self._let_server_settle()
 
     async def _let_server_settle(self) -> None:
         """Wait until an engine has been ready for a moment, if this server tells."""
