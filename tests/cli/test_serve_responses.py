@@ -54,6 +54,17 @@ def test_a_streamed_response_equals_the_whole_one(client: openai.OpenAI) -> None
     assert "".join(deltas) == response.output_text == respond(client, ITEMS).output_text
 
 
+def test_all_that_openais_client_requires_is_in_a_response(server_port: int) -> None:
+    with connect(server_port, _strict_response_validation=True) as client:
+        response = respond(client, ITEMS)
+        assert list(respond(client, ITEMS, stream=True))[-1].response.output_text == response.output_text
+        called = respond(client, ITEMS, tools=[TOOL], tool_choice="required", parallel_tool_calls=False)
+        result = {"type": "function_call_output", "call_id": called.output[0].call_id, "output": "Found."}
+        continued = respond(client, [result], tools=[TOOL], previous_response_id=called.id)
+        assert client.responses.retrieve(continued.id) == continued
+        assert len(list(client.responses.input_items.list(continued.id))) == 3
+
+
 def test_a_structured_response_is_valid_and_parsed(client: openai.OpenAI) -> None:
     items: Any = ITEMS
     parsed = client.responses.parse(

@@ -104,6 +104,7 @@ def test_an_answer_is_one_message(client: Client) -> None:
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
     assert usage["input_tokens_details"] == {
         "cached_tokens": 0,
+        "cache_write_tokens": 0,
         "image_tokens": 0,
         "audio_tokens": 0,
         "text_tokens": usage["input_tokens"],

@@ -54,9 +54,14 @@ class OutputThought(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 OutputItem = OutputThought | OutputMessage | OutputCall
 
 
+class InputTokensDetails(PromptTokensDetails, frozen=True, kw_only=True):
+    # Those that were charged for being written to a cache. OpenAI's client requires the field, in responses only.
+    cache_write_tokens: int = 0
+
+
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    input_tokens_details: PromptTokensDetails
+    input_tokens_details: InputTokensDetails
     output_tokens: int
     output_tokens_details: CompletionTokensDetails
     total_tokens: int
@@ -66,7 +71,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
         thought = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=usage.prompt_tokens_details,
+            input_tokens_details=InputTokensDetails(**msgspec.structs.asdict(usage.prompt_tokens_details)),
             output_tokens=usage.completion_tokens,
             # Set even for a model that does not think.
             output_tokens_details=CompletionTokensDetails(reasoning_tokens=0) if thought is UNSET else thought,
