@@ -276,6 +276,21 @@ def test_an_answer_can_be_sent_back_as_it_came(client: Client) -> None:
     assert len(first) < len(second) < len(third)
 
 
+def test_an_answer_can_be_sent_back_as_openais_client_holds_it(client: Client) -> None:
+    client.engine.text = write_call("look", ARGUMENTS)
+    [call] = ask(client, tools=[LOOK])["output"]
+    result = {"type": "function_call_output", "call_id": call["call_id"], "output": "the sea"}
+    client.engine.text = '{"a": 1}'
+    [message] = ask(client)["output"]
+    parsed = message | {"content": [message["content"][0] | {"parsed": {"a": 1}}]}
+    held = [call | {"parsed_arguments": json.loads(ARGUMENTS), "async_": None}, result, parsed]
+    user = {"role": "user", "content": "Hello"}
+    ask(client, tools=[LOOK], input=[user, call, result, message, user])
+    ask(client, tools=[LOOK], input=[user, *held, user])
+    *_, plain, again = client.engine.requests
+    assert again.token_ids == plain.token_ids
+
+
 def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
     nothing: dict[str, Any] = {
         "reasoning": {"effort": "none", "summary": "auto"},

@@ -169,7 +169,7 @@ _INPUT_PARTS: Json = {
         _INPUT_IMAGE,
         INPUT_AUDIO,
         _part("input_file", **_FILE, detail={"enum": [*DETAILS, None]}),
-        _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}),
+        _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}, parsed={}),
         _part("refusal", "refusal", refusal={"type": "string"}),
     ]
 }

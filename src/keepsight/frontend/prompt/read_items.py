@@ -28,8 +28,8 @@ _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item
 _OF_ITEMS = ("id", "status", "type")
 # OpenAI's field for the purpose of an answer.
 _WHEN_EMPTY = ("phase",)
-# Fields of an answer's text that are dropped: log-probabilities only repeat it.
-_OF_TEXTS = ("annotations", "logprobs")
+# Fields of an answer's text that are dropped: log-probabilities, and what OpenAI's own client parses, only repeat it.
+_OF_TEXTS = ("annotations", "logprobs", "parsed")
 _PARTS = ("input_text", "input_image", "input_audio", "input_file", "output_text", "refusal")
 
 
@@ -46,8 +46,9 @@ class CallItem(SentItem, frozen=True, kw_only=True, tag="function_call"):
     caller: DirectCaller | None = None
     created_by: str | None = None
     async_: Refused = msgspec.field(default=None, name="async")
-    # The same, as `model_dump()` of OpenAI's Python client names it.
-    dumped_async: Refused = msgspec.field(default=None, name="async_")
+    # OpenAI's own Python client holds these: what it parsed, and its other name for `async`.
+    parsed_arguments: Any = None
+    held_async: Refused = msgspec.field(default=None, name="async_")
 
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {"async": (False,), "async_": (False,)}
 
