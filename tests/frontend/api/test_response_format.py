@@ -44,6 +44,15 @@ def test_a_schema_is_read_from_each_of_its_fields(fields: dict[str, Any]) -> Non
     assert form_of(**fields) == StructuredOutputsParams(json=SCHEMA)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("json", SCHEMA), ("regex", "a+"), ("choice", ["a", "b"]), ("grammar", "root ::= [ab]")]
+)
+def test_a_form_given_again_under_its_older_name_is_one(name: str, value: Any) -> None:
+    newer = {"structured_outputs": {name: value}}
+    older = {f"guided_{name}": value, "guided_decoding_backend": "guidance"}
+    assert form_of(**newer, **older) == form_of(**newer)
+
+
 def test_the_other_formats_are_read_from_each_of_their_fields() -> None:
     for name, value in (
         ("regex", "a+"),

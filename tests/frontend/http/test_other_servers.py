@@ -77,7 +77,7 @@ def test_a_field_is_suggested_where_the_body_has_it(
         ({"images": []}, r"of this API$"),
         ({"template": "x"}, r"of this API$"),
         ({"separate_reasoning": False}, "thoughts are always separate"),
-        ({"guided_decoding_backend": "auto"}, r"of this API$"),
+        ({"guided_decoding_disable_fallback": True}, r"of this API$"),
     ],
 )
 def test_a_field_in_the_wrong_place_suggests_its_place_and_others_nothing(field: dict[str, Any], message: str) -> None:

@@ -99,6 +99,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     add_special_tokens: Refused = None
     best_of: Refused = None
     cache_prompt: Refused = None
+    guided_decoding_backend: Refused = None
     kv_transfer_params: Refused = None
     length_penalty: Refused = None
     logits_processors: Refused = None
@@ -123,6 +124,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "best_of": (1,),
         "cache_prompt": (True,),  # llama.cpp's: prompts are always cached
+        "guided_decoding_backend": ("auto", "guidance"),  # vLLM's name for llguidance, which every form uses here
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
@@ -238,4 +240,4 @@ def check_cache_key(key: str | None) -> None:
 _NAMES = GenerationFields.__struct_fields__
 # Fields that SamplingParams has, too. Those that several request fields determine are read separately.
 _SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
-_GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))
+_GUIDED_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")

@@ -50,7 +50,7 @@ RequestedForm = tuple[str, str, Any]
 def list_forms(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> list[RequestedForm]:
-    """List all requested forms; more than one is an error. `guided`: vLLM's older `guided_*` fields, by name."""
+    """List all requested forms. `guided`: vLLM's older `guided_*` fields, by name."""
     forms = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
     return forms + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
@@ -66,9 +66,11 @@ def read_structured_outputs(
                 "structured_outputs.disable_any_whitespace", "applies to JSON only, and none is requested"
             )
         return None
-    if len(forms) > 1:
-        raise InvalidArgumentError(forms[1][0], f"cannot be given together with {forms[0][0]}")
-    [(field, name, value)] = forms
+    (field, name, value), *others = forms
+    for other, *form in others:
+        # Clients that do not know a server's version ask for a form by vLLM's older name, too.
+        if form != [name, value]:
+            raise InvalidArgumentError(other, f"cannot be given together with {field}")
     try:
         params = StructuredOutputsParams(**{name: value}, disable_any_whitespace=is_compact)
     except InvalidArgumentError as error:
