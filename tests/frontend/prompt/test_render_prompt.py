@@ -577,6 +577,18 @@ def test_what_a_client_adds_to_an_answer_that_it_parsed_or_gathered_says_nothing
     assert render("{{ messages | tojson }}", [answer | {"parsed": {"a": 1}}]) == json.dumps([answer])
 
 
+def test_a_text_of_an_answer_may_repeat_the_answer_s_other_fields() -> None:
+    """As OpenAI's Agents SDK for JavaScript sends answers back."""
+    source = "{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"
+    others = {"role": "assistant", "refusal": None, "reasoning": "Hm.", "reasoning_content": "Hm."}
+    plain = calling() | {"content": [{"type": "text", "text": "I look."}], "reasoning": "Hm."}
+    repeating = {"type": "text", "text": "I look.", "tool_calls": plain["tool_calls"], **others}
+    assert render(source, [plain | {"content": [repeating]}, ANSWER]) == render(source, [plain, ANSWER])
+    user = {"role": "user", "content": [repeating]}
+    with pytest.raises(UnsupportedFieldError, match=r"messages\[0\].content\[0\].tool_calls: is unknown"):
+        render(source, [user])
+
+
 def test_fields_of_other_roles_may_be_null() -> None:
     nothing = dict.fromkeys(("name", "refusal", "tool_calls", "tool_call_id", "reasoning_content"))
     plain = {"role": "user", "content": "hi"}

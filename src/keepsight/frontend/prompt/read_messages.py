@@ -26,6 +26,7 @@ from keepsight.frontend.prompt.check_fields import (
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.message_contents import join_texts
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
+from keepsight.frontend.prompt.repeated_fields import content_without_repeated
 from keepsight.media import Kind, KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
@@ -57,8 +58,7 @@ SYSTEM_ROLES = ("system", "developer")
 # The other content parts are media.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
-# The limit of a file's name, which Anthropic calls its title.
-MAX_NAME_LENGTH = 500
+MAX_NAME_LENGTH = 500  # of a file, which Anthropic calls its title
 # Unicode categories: control characters and lone surrogates.
 _NO_TEXT = frozenset({"Cc", "Cs"})
 MAX_MESSAGES = MAX_PARTS = 2**14
@@ -205,7 +205,7 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
     read: TemplateMessage = {"role": role}
     if calls := message.get("tool_calls"):
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
-    content, content_field = message.get("content"), f"{field}.content"
+    content, content_field = content_without_repeated(message), f"{field}.content"
     if (refusal := message.get("refusal")) not in (None, ""):
         # A refusal replaces the content. Like the part of that name, it is read as text.
         content_field = f"{field}.refusal"
