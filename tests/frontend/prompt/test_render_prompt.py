@@ -335,6 +335,16 @@ SHOWS_SOME = (
 )
 
 
+def test_systems_at_the_beginning_are_one_where_the_template_shows_only_one() -> None:
+    brief, kind = {"role": "system", "content": "Be brief."}, {"role": "system", "content": [text_part("Be kind.")]}
+    asked = user(text_part("Hi"))
+    one = {"role": "system", "content": "Be brief.\n\nBe kind."}
+    assert demo_template().render([brief, kind, asked]) == demo_template().render([one, asked])
+    assert render(SHOWS_SOME, [brief, kind, asked]) == "Be brief.\n\nBe kind.Hi"
+    every = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}"
+    assert render(every, [brief, kind]) == "[system]Be brief.[system]Be kind."
+
+
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_s_message_is_refused_where_the_template_would_leave_it_out(role: str) -> None:
     instruction, asked = {"role": role, "content": [text_part("Be brief.")]}, user(text_part("Hi"))

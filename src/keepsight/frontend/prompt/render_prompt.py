@@ -22,6 +22,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
+from keepsight.frontend.prompt.mark_end import GOES_ON, cut_at_mark, mark_end
 from keepsight.frontend.prompt.message_contents import as_parts, join_all, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
@@ -47,8 +48,6 @@ _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE)
 )
 _PROBE = "What does this template show?"
-# Appended to a text that is to be continued. A template that trims removes its last character.
-_GOES_ON = "(and here the answer goes on) "
 
 
 class ChatTemplate:
@@ -79,6 +78,7 @@ class ChatTemplate:
         # What the template silently leaves out.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
+        self._shows_one_system = self._find_whether_it_shows_one_system()
         self._roles_without: Mapping[Kind, frozenset[str]] = {
             kind: frozenset(self._find_roles_without(kind)) for kind in KINDS
         }
@@ -109,8 +109,8 @@ class ChatTemplate:
         if self._drops_system_parts:
             written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
-            marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON), variables)
-            return _cut_at_mark(marked, is_blank=not conversation.begun_answer.strip())
+            marked = self._render_text(mark_end(written), tools, False, max_characters + len(GOES_ON), variables)
+            return cut_at_mark(marked, is_blank=not conversation.begun_answer.strip())
         return self._render_text(written, tools, conversation.end == "answer", max_characters, variables)
 
     def _render_text(
@@ -158,11 +158,12 @@ class ChatTemplate:
         raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
 
     def _count_joined(self, messages: Sequence[TemplateMessage]) -> int:
-        """Return how many messages at the beginning become one system message, as in vLLM: those of systems and
-        developers, if a developer is among them and the template knows none. Few templates allow two.
+        """Return how many messages at the beginning become one system message: those of systems and developers, if the
+        template shows only one, or, as in vLLM, if a developer is among them. A template that knows developers has all.
         """
         roles = [*takewhile(SYSTEM_ROLES.__contains__, (message["role"] for message in messages))]
-        return len(roles) if "developer" in roles and "developer" not in self._texts else 0
+        is_one = "developer" in roles or (len(roles) > 1 and self._shows_one_system)
+        return len(roles) if is_one and "developer" not in self._texts else 0
 
     def _check_is_shown(self, index: int, message: TemplateMessage, *, is_first: bool) -> None:
         role = "system" if message["role"] in SYSTEM_ROLES else message["role"]
@@ -228,6 +229,11 @@ class ChatTemplate:
         )
         return bool(text) and _PROBE not in text
 
+    def _find_whether_it_shows_one_system(self) -> bool:
+        """Find out whether a second one at the beginning is left out, or refused, as by Gemma 3's template."""
+        systems = [_turn("system"), _turn("system", _PROBE)]
+        return _PROBE not in self._try_out(_write_contents([*systems, _turn("user")], self._content_form))
+
     def _find_roles_without(self, kind: Kind) -> Iterator[str]:
         """Yield the roles whose text is the same with and without the picture, the film or the sound."""
         if self._drops_system_parts:
@@ -256,30 +262,6 @@ class ChatTemplate:
         if "developer" in self._texts:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
-
-
-def _mark_end(messages: list[TemplateMessage]) -> list[TemplateMessage]:
-    *before, last = messages
-    return [*before, {**last, "content": _mark(last["content"])}]
-
-
-def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any]]:
-    if isinstance(content, str):
-        return content + _GOES_ON
-    if not content or content[-1]["type"] != "text":
-        raise InvalidArgumentError("continue_final_message", "the last message does not end with text to continue")
-    *before, last = content
-    return [*before, {**last, "text": last["text"] + _GOES_ON}]
-
-
-def _cut_at_mark(text: str, *, is_blank: bool) -> str:
-    """Return the text before the mark as transformers does: a template that trimmed the mark would have trimmed the
-    spaces before it, too. If the text to continue is blank, the spaces there are the template's own, which stay.
-    """
-    before, mark, behind = text.rpartition(_GOES_ON.rstrip())
-    if not mark:
-        raise InvalidArgumentError("continue_final_message", "the chat template does not show the last message's text")
-    return before if is_blank or behind.startswith(_GOES_ON[-1]) else before.rstrip()
 
 
 def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:
