@@ -134,10 +134,11 @@ def test_pages_of_a_request_back_in_line_are_taken_in_the_same_step(num_pictures
     drive.expect_all_answered()
 
 
-def test_a_preempted_answer_leaves_its_token_of_the_step_to_an_earlier_request() -> None:
-    """Otherwise nothing would be computed before the next message: an empty plan lets the engine's loop sleep."""
-    tight = make_config(num_blocks=8, block_size=2, max_num_seqs=1, max_num_batched_tokens=1, cuts_items=True)
-    drive = Drive(tight, delivers=False, is_done=lambda: True)
+def drive_until_an_answer_lacks_pages(max_num_batched_tokens: int, **config: Any) -> Drive:
+    """The first request keeps the pages of a picture and waits for the only seat, until the answer finds no page."""
+    tight = {"num_blocks": 8, "block_size": 2, "max_num_seqs": 1, "cuts_items": True}
+    drive = Drive(make_config(**tight, max_num_batched_tokens=max_num_batched_tokens, **config), delivers=False)
+    drive.run(make_request("known", 1, cache_salt="its own", max_tokens=1))
     drive.add(make_request("pictures", "cat", "dog", 1, max_tokens=1))
     drive.step()
     drive.deliver("cat")
@@ -149,12 +150,28 @@ def test_a_preempted_answer_leaves_its_token_of_the_step_to_an_earlier_request()
     drive.add(make_request("answer", 3, max_tokens=9, ignore_eos=True))
     drive.step()
     drive.runner.set_pace(lambda: True)
-    # The first request keeps the pages of a picture and waits for the only seat, until the answer finds no page.
+    return drive
+
+
+@pytest.mark.parametrize("most_joining", [None, 0])
+def test_a_preempted_answer_leaves_its_token_of_the_step_to_an_earlier_request(most_joining: int | None) -> None:
+    """Otherwise nothing would be computed before the next message: an empty plan lets the engine's loop sleep."""
+    drive = drive_until_an_answer_lacks_pages(1, max_prompt_tokens_beside_streams=most_joining)
     plans = drive.run()
-    computed = [piece.sequence_id[0] for plan in plans for piece in plan.now]
+    computed = [piece.sequence_id[0] for plan in plans for piece in (*plan.now, *plan.beside)]
     assert [name for name, _ in itertools.groupby(computed)] == ["answer", "pictures", "answer"]
+    assert any(plan.beside for plan in plans) == (most_joining == 0)
     assert drive.scheduler.pages.num_preemptions == 1
     drive.expect_right_answers()
+
+
+def test_a_first_token_recalled_in_the_step_in_which_an_answer_is_preempted_is_given_out() -> None:
+    drive = drive_until_an_answer_lacks_pages(2)
+    drive.add(make_request("again", 1, cache_salt="its own", max_tokens=1, priority=-1))
+    while not (plan := drive.step()).recall:
+        assert drive.scheduler.pages.num_preemptions == 0
+    assert (plan.now, drive.scheduler.pages.num_preemptions) == ([], 1)
+    drive.expect_all_answered()
 
 
 def test_a_preempted_answer_whose_pages_remain_continues_at_its_last_token() -> None:
