@@ -55,6 +55,16 @@ def test_prompts_beside_streams_are_together_no_more_than_a_step_may_have() -> N
     assert [piece.length for piece in drive.step().beside] == [25, 15]
 
 
+def test_prompts_that_join_streams_have_together_no_more_than_the_streams_leave() -> None:
+    config = make_config(max_prompt_tokens_beside_streams=40, max_num_batched_tokens=40, block_size=1, num_blocks=256)
+    drive = Drive(config)
+    drive.add(make_request("stream", 3, max_tokens=9, ignore_eos=True))
+    drive.step()
+    for number in range(2):
+        drive.add(make_request(f"{number}", 39, cache_salt=f"{number}"))
+    assert [piece.length for piece in drive.step().now] == [1, 39]
+
+
 def test_first_tokens_that_are_recalled_count_as_tokens_of_a_step() -> None:
     drive = Drive(make_config(max_num_batched_tokens=TOKENS_PER_PICTURE, max_num_seqs=1))
     drive.run(make_request("first", 3))
@@ -116,6 +126,14 @@ def test_a_request_waiting_for_more_room_is_not_overtaken_by_later_ones() -> Non
     drive.expect_all_answered()
 
 
+def test_a_prompt_that_fits_whole_into_the_rest_of_a_step_does_not_wait_behind_one_that_does_not() -> None:
+    drive = Drive(make_config(max_num_batched_tokens=64))
+    for name, length in (("first", 61), ("waits", 30), ("fits", 3)):
+        drive.add(make_request(name, length, cache_salt=name))
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["first", "fits"]
+    drive.expect_all_answered()
+
+
 def test_a_short_beginning_is_computed_if_the_step_has_no_more_room() -> None:
     drive = Drive(make_config(max_num_batched_tokens=13))
     drive.run(make_request("a", 10, "cat", 3))
@@ -143,13 +161,41 @@ def test_a_question_does_not_wait_for_a_prompt_of_many_steps(lane: str) -> None:
     drive.expect_all_answered()
 
 
-def test_another_book_waits_for_the_first_and_holds_back_no_question() -> None:
+@pytest.mark.parametrize(("length", "first_piece"), [(5, 5), (40, 32)])
+def test_other_books_wait_for_the_first_and_hold_back_no_question(length: int, first_piece: int) -> None:
     drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
-    for number in range(2):
+    for number in range(3):
         drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
     drive.step()
-    drive.add(make_request("question", 5))
-    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 32), ("question", 5)]
+    drive.add(make_request("question", length))
+    planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
+    assert planned == [("book 0", 32), ("question", first_piece)]
+    drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("lane", ["now", "beside"])
+def test_a_book_takes_the_whole_rest_of_a_step_if_nothing_else_waits(lane: str) -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=2, num_blocks=128))
+    if lane == "beside":
+        drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+        drive.step()
+    drive.add(make_request("question", 5, cache_salt="question"))
+    drive.add(make_request("book", 300, cache_salt="book"))
+    assert [piece.length for piece in getattr(drive.step(), lane)] == [5, 59]
+    drive.expect_all_answered()
+
+
+def test_a_book_pauses_where_earlier_prompts_leave_no_more_than_it_leaves_to_others() -> None:
+    drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
+    drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("book", 500, cache_salt="book"))
+    drive.step()
+    drive.add(make_request("urgent", 64, cache_salt="urgent", priority=-1))
+    assert [piece.length for piece in drive.step().now] == [1, 31, 32]
+    drive.add(make_request("question", 5, cache_salt="question"))
+    planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
+    assert planned == [("urgent", 32), ("stream", 1), ("question", 5)]
     drive.expect_all_answered()
 
 
