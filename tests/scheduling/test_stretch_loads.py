@@ -1,5 +1,6 @@
 """Stored keys and values are found again as they were computed, and no other request waits for the loads."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +34,16 @@ def test_another_engine_finds_the_whole_stretches_that_one_computed() -> None:
     assert drive.cached == {("a", 0): 3 * TOKENS}
     assert drive.runner.num_computed_tokens == 5 + 4
     drive.expect_nothing_left()
+
+
+def test_a_request_that_waits_for_its_grammar_finds_them_too() -> None:
+    drive, grammar = drive_over(after_asking(3 * TOKENS + 5)), Future[None]()
+    drive.add(make_request("a", 3 * TOKENS + 5), grammar)
+    assert not drive.step().now
+    grammar.set_result(None)
+    drive.scheduler.grammar_compiled("a")
+    drive.expect_all_answered()
+    assert drive.cached == {("a", 0): 3 * TOKENS}
 
 
 def test_one_token_is_always_computed() -> None:

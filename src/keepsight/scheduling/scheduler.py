@@ -111,16 +111,15 @@ class Scheduler:
         return askers is not None
 
     def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
-        """Note the outcome of a load. Return whether embeddings were found and are still wanted."""
+        """Note the outcome of a load. Return whether it is still wanted."""
         askers = self.media.loads.end(encoder_key, is_found=is_found)
         # Unpark sequences that wait for another item, too: they can ask for this one's pixels in the meantime.
         self.lineup.unpark_these(askers or (), *FOR_MEDIA)
-        return is_found and askers is not None
+        return askers is not None
 
     def stretches_loaded(self, load: StretchLoad, places: range, *, is_last: bool) -> None:
         """Take in loaded stretches, which the runner holds until the next plan. The last call ends the wait."""
-        if places:
-            self.stretches.take_in(load, places)
+        self.stretches.take_in(load, places)
         for state in self.stretches.end(load, places.stop) if is_last else ():
             self.lineup.unpark(state)
             self.media.look_ahead(state, find_beginning(state, self.kv_cache).num_tokens)
