@@ -291,6 +291,22 @@ def test_where_many_wait_all_join_and_the_lane_is_taken_again_when_few_do() -> N
     drive.expect_all_answered()
 
 
+@pytest.mark.parametrize("is_crowd", [True, False])
+def test_prompts_that_wait_for_the_lane_join_once_they_are_a_crowd_or_nothing_streams(is_crowd: bool) -> None:
+    drive = beside_drive()
+    for number in range(3):
+        drive.add(make_request(f"{number}", 20, cache_salt=f"{number}"))
+        drive.step()
+    assert [state.parked_for for state in drive.scheduler.lineup.parked] == [ParkedFor.LANE] * 2
+    if is_crowd:
+        drive.add(make_request("3", 20, cache_salt="3"))
+    else:
+        drive.abort("stream")
+    assert {"1", "2"} <= {piece.sequence_id[0] for piece in drive.step().now}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
 def test_short_prompts_do_not_wait_for_a_long_one_that_joins_with_a_crowd(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_draft, "CROWD_TOKENS", 16)
     drive = beside_drive()
