@@ -98,6 +98,17 @@ def test_pages_are_taken_from_the_last_request_and_all_answers_stay_right(
     assert drive.scheduler.pages.num_preemptions == 1
 
 
+def test_a_prompt_that_waits_for_pages_is_not_overtaken_by_a_shorter_one() -> None:
+    """Otherwise it would starve: each page that is given back would go to yet another short one."""
+    drive = Drive(make_config(num_blocks=20))
+    drive.add(make_request("before", 30, max_tokens=6, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("long", 60, cache_salt="its own", max_tokens=1))
+    drive.add(make_request("short", 5, cache_salt="another", max_tokens=1))
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["before"]
+    drive.expect_all_answered()
+
+
 def test_a_request_without_pages_waits_instead_of_preempting_one_computed_beside(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
