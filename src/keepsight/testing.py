@@ -372,6 +372,7 @@ class FakeRunner:
             sequence.prompt_logprobs += _prompt_logprobs(request, values)[piece.start :]
         assert piece.samples == (piece.end == len(sequence.token_ids))
         if not piece.samples:
+            assert piece.keep_as is None, "an end before the prompt's"
             return []
         if piece.keep_as is not None:
             self.ends[piece.keep_as] = values
