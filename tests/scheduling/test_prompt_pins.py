@@ -63,6 +63,19 @@ def test_a_pin_ends_with_its_time() -> None:
     assert drive.runner.encoded.count("cat") == 2
 
 
+def test_the_time_of_a_pin_begins_with_the_answer_and_not_anew_with_each_token() -> None:
+    drive = Drive(make_config(num_blocks=16, num_pictures=4))
+    drive.scheduler.pins.note_time(1000)
+    drive.add(pinned("a", 12, 8, "cat", 6))
+    while not drive.tokens:
+        drive.step()
+    drive.scheduler.pins.note_time(1000 + HALF_AN_HOUR - 1)
+    drive.run()
+    drive.scheduler.pins.note_time(1000 + HALF_AN_HOUR + SECONDS_BETWEEN_LOOKS)
+    crowd(drive)
+    assert ask_again(drive, 8, "cat", 6) == 0
+
+
 def test_a_prompt_that_was_known_is_pinned_as_well() -> None:
     """Its first token is recalled, so nothing is computed first."""
     drive = Drive(make_config(num_blocks=16, num_pictures=4))

@@ -1,5 +1,6 @@
 """The scheduler's decisions, read from its plans: what is computed, when, and for which sequence."""
 
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -191,6 +192,19 @@ def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
     plans = drive.run(make_request("short", 2, max_tokens=4), make_request("long", 20, max_tokens=1))
     assert lengths(plans) == [[2, 7], [1, 8], [1, 5], [1]]
     drive.expect_right_answers()
+
+
+def test_blocks_that_an_answer_has_filled_are_found_while_it_goes_on() -> None:
+    drive = Drive(make_config())
+    request = make_request("a", 3, max_tokens=40, ignore_eos=True)
+    drive.add(request)
+    while len(drive.tokens.get(("a", 0), ())) < 9:
+        drive.step()
+    beginning = (*request.token_ids, *drive.tokens["a", 0])
+    drive.add(replace(make_request("b", 12, max_tokens=1), token_ids=beginning))
+    drive.step()
+    assert drive.cached["b", 0] == 8
+    drive.expect_all_answered()
 
 
 def test_the_rest_of_a_step_begins_no_prompt_that_could_soon_find_its_beginning() -> None:
@@ -410,6 +424,36 @@ def test_a_request_that_reuses_an_id_does_not_fail_with_the_first_one() -> None:
     assert drive.failed.keys() == {"other"}
     drive.expect_right_answers()
     drive.expect_nothing_left()
+
+
+@pytest.mark.parametrize("num_choices", [1, 2])
+def test_a_request_that_fails_beside_leaves_its_pages_and_the_lane_to_others(num_choices: int) -> None:
+    drive = beside_drive()
+    drive.runner.bad_requests = {"bad"}
+    drive.add(make_request("bad", 20, n=num_choices, cache_salt="its own"))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert drive.failed.keys() == {"bad"}
+    assert not drive.failed["bad"].is_refusal
+    drive.add(make_request("good", 20))
+    assert [piece.sequence_id[0] for piece in drive.step().beside] == ["good"]
+    drive.run()
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_request_that_reuses_an_id_does_not_fail_with_the_slice_of_the_first_one() -> None:
+    drive = beside_drive()
+    drive.add(make_request("long", 20))
+    drive.step()
+    drive.abort("long")
+    drive.add(make_request("long", 30))
+    drive.runner.bad_requests = {"long"}
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    drive.runner.bad_requests.clear()
+    drive.expect_all_answered()
 
 
 # Ends ---------------------------------------------------------------------------------------------------------
