@@ -382,9 +382,8 @@ class Scheduler:
             self._end_beside(state)
 
     def _fail_request(self, failure: RequestFailed, outputs: Outputs) -> None:
-        if failure.request_id in self._choices:
-            self.abort(failure.request_id)
-            outputs.append(failure)
+        self.abort(failure.request_id)
+        outputs.append(failure)
 
     def _finish(self, state: RequestState) -> None:
         self.lineup.finish(state)
