@@ -145,7 +145,7 @@ def test_pages_of_a_request_back_in_line_are_taken_in_the_same_step(num_pictures
 
 def drive_until_an_answer_lacks_pages(max_num_batched_tokens: int, **config: Any) -> Drive:
     """The first request keeps the pages of a picture and waits for the only seat, until the answer finds no page."""
-    tight = {"num_blocks": 8, "block_size": 2, "max_num_seqs": 1, "cuts_items": True}
+    tight: dict[str, Any] = {"num_blocks": 8, "block_size": 2, "max_num_seqs": 1, "cuts_items": True}
     drive = Drive(make_config(**tight, max_num_batched_tokens=max_num_batched_tokens, **config), delivers=False)
     drive.run(make_request("known", 1, cache_salt="its own", max_tokens=1))
     drive.add(make_request("pictures", "cat", "dog", 1, max_tokens=1))
