@@ -41,7 +41,6 @@ class PageGrants:
         self.num_preemptions += 1
         if state.status is Status.RUNNING:
             self._lineup.unseat(state)
-        self._media.unpark_ready_to_retry()
 
     def _take_from_another(self, state: RequestState) -> bool:
         if (victim := self._last_holder_behind(state)) is not None:
