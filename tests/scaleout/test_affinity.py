@@ -79,6 +79,7 @@ def test_text_that_looks_like_a_picture_is_none() -> None:
         by_url("MEDIA://media_0f"),
         {"type": "input_file", "file_url": "media://media_0f"},
         {"type": "video", "video": "media://media_0f"},
+        {"type": "input_audio", "input_audio": {"data": "media://media_0f"}},
         {"type": "image", "media_id": "media_0f"},
         {"type": "file", "file": {"file_id": "media_0f"}},
         {"type": "input_image", "file_id": "media_0f"},

@@ -150,7 +150,7 @@ def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping
         value = match["value"]
         if value in sizes:
             found[value] = sizes[value]
-        elif match["bare"] or value.startswith(b"data:"):
+        elif value.startswith(b"data:") or (match["bare"] and b":" not in value):
             # Short, or with escapes: JSON's writers in PHP put a backslash before each slash.
             found[value] = len(value)
             pieces += [text[kept : match.start("value")], xxhash.xxh3_128_hexdigest(value).encode()]
@@ -164,7 +164,7 @@ def _name_media(text: bytes, sizes: Mapping[bytes, int]) -> tuple[bytes, Mapping
 def _find_id(media: re.Match[bytes]) -> Iterator[bytes]:
     """Yield the id of the upload that a field names as servers read it. A uuid is the client's own name."""
     form = _ID if media["id"] else _HANDLE
-    if not (media["uuid"] or media["bare"]) and (found := form.fullmatch(media["value"])) is not None:
+    if not media["uuid"] and (found := form.fullmatch(media["value"])) is not None:
         yield found[1]
 
 
