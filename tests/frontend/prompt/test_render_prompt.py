@@ -341,6 +341,11 @@ def test_systems_at_the_beginning_are_one_where_the_template_shows_only_one() ->
     one = {"role": "system", "content": "Be brief.\n\nBe kind."}
     assert demo_template().render([brief, kind, asked]) == demo_template().render([one, asked])
     assert render(SHOWS_SOME, [brief, kind, asked]) == "Be brief.\n\nBe kind.Hi"
+    shows_last = (
+        "{% set kept = namespace(system='') %}{% for each in messages if each.role == 'system' %}"
+        "{% set kept.system = each.content %}{% endfor %}{{ kept.system + messages[-1].content }}"
+    )
+    assert render(shows_last, [brief, kind, asked]) == "Be brief.\n\nBe kind.Hi"
     every = "{% for each in messages %}[{{ each.role }}]{{ each.content }}{% endfor %}"
     assert render(every, [brief, kind]) == "[system]Be brief.[system]Be kind."
 

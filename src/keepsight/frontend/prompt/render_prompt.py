@@ -230,9 +230,11 @@ class ChatTemplate:
         return bool(text) and _PROBE not in text
 
     def _find_whether_it_shows_one_system(self) -> bool:
-        """Find out whether a second one at the beginning is left out, or refused, as by Gemma 3's template."""
-        systems = [_turn("system"), _turn("system", _PROBE)]
-        return _PROBE not in self._try_out(_write_contents([*systems, _turn("user")], self._content_form))
+        """Find out whether one of two at the beginning is left out, or both are refused, as by Gemma 3's template."""
+        texts = [f"{_PROBE} {number}" for number in (1, 2)]
+        systems = [_turn("system", each) for each in texts]
+        shown = self._try_out(_write_contents([*systems, _turn("user")], self._content_form))
+        return not all(each in shown for each in texts)
 
     def _find_roles_without(self, kind: Kind) -> Iterator[str]:
         """Yield the roles whose text is the same with and without the picture, the film or the sound."""
