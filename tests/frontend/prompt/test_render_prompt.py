@@ -360,6 +360,14 @@ def test_a_system_s_message_is_refused_where_the_template_would_leave_it_out(rol
     assert render(every, [asked, instruction]) == "<Hi><Be brief.>"
 
 
+def test_systems_alone_are_refused_where_the_template_shows_them_only_with_a_turn() -> None:
+    brief = {"role": "system", "content": "Be brief."}
+    for systems in ([brief], [brief, brief], [brief | {"role": "developer"}]):
+        with pytest.raises(UnsupportedFieldError, match=r"^messages: .* a system message only with another message"):
+            demo_template().render(systems)
+    assert render(SHOWS_SOME, [brief]) == "Be brief."
+
+
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])
 def test_a_picture_is_refused_in_a_message_of_a_role_whose_pictures_would_be_left_out(role: str) -> None:
     asked = user(text_part("Hi"), PICTURE)

@@ -79,6 +79,7 @@ class ChatTemplate:
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
         self._shows_one_system = self._find_whether_it_shows_one_system()
+        self._drops_lone_systems = self._find_whether_it_drops_lone_systems()
         self._roles_without: Mapping[Kind, frozenset[str]] = {
             kind: frozenset(self._find_roles_without(kind)) for kind in KINDS
         }
@@ -100,6 +101,7 @@ class ChatTemplate:
         variables = self._choose_variables(conversation.variables)
         # Checked before tools are written into the messages, as errors name a message by its index in the request.
         num_joined = self._count_joined(conversation.messages)
+        self._check_is_not_alone(conversation.messages)
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
             self._check_is_shown(index, message, is_first=index < max(num_joined, 1))
@@ -164,6 +166,11 @@ class ChatTemplate:
         roles = [*takewhile(SYSTEM_ROLES.__contains__, (message["role"] for message in messages))]
         is_one = "developer" in roles or (len(roles) > 1 and self._shows_one_system)
         return len(roles) if is_one and "developer" not in self._texts else 0
+
+    def _check_is_not_alone(self, messages: Sequence[TemplateMessage]) -> None:
+        if self._drops_lone_systems and all(each["role"] in SYSTEM_ROLES for each in messages):
+            what = "this model's chat template shows a system message only with another message, such as a user's"
+            raise UnsupportedFieldError("messages", what)
 
     def _check_is_shown(self, index: int, message: TemplateMessage, *, is_first: bool) -> None:
         role = "system" if message["role"] in SYSTEM_ROLES else message["role"]
@@ -235,6 +242,14 @@ class ChatTemplate:
         systems = [_turn("system", each) for each in texts]
         shown = self._try_out(_write_contents([*systems, _turn("user")], self._content_form))
         return not all(each in shown for each in texts)
+
+    def _find_whether_it_drops_lone_systems(self) -> bool:
+        """Find this out by trial: Gemma 3's template writes a system's text only into the turn of a user."""
+        system = _turn("system", _PROBE)
+        alone, asked = (
+            self._try_out(_write_contents(each, self._content_form)) for each in ([system], [system, _turn("user")])
+        )
+        return _PROBE in asked and _PROBE not in alone
 
     def _find_roles_without(self, kind: Kind) -> Iterator[str]:
         """Yield the roles whose text is the same with and without the picture, the film or the sound."""
