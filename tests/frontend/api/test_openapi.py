@@ -15,7 +15,7 @@ from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.api.tokenize_request import DetokenizeRequest, TokenizeRequest
 from keepsight.frontend.prompt.read_blocks import OF_ROLES
-from tests.frontend.api.app_client import Client
+from tests.frontend.api.app_client import HELLO, Client
 
 
 def describe(client: Client) -> Any:
@@ -98,10 +98,16 @@ def test_messages_have_the_fields_that_are_described(client: Client) -> None:
 
 
 def test_content_parts_have_the_fields_that_are_described(client: Client) -> None:
-    for part in describe(client)["components"]["schemas"]["ContentPart"]["anyOf"]:
-        content = [{"type": part["properties"]["type"]["const"], "something": "else"}]
+    parts = describe(client)["components"]["schemas"]["ContentPart"]["anyOf"]
+    plain = [part["properties"] for part in parts if "role" not in part["properties"]]
+    [repeating] = [part["properties"] for part in parts if "role" in part["properties"]]
+    for fields in plain:
+        content = [{"type": fields["type"]["const"], "something": "else"}]
         refused = client.send("POST", "/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
-        assert refused.json()["error"]["message"].endswith(f"known: {sorted(part['properties'])}")
+        assert refused.json()["error"]["message"].endswith(f"known: {sorted(fields)}")
+    text = {"type": "text", "text": "Hello", "role": "assistant"}
+    answer = {"role": "assistant", "content": [dict.fromkeys(repeating) | text]}
+    assert client.send("POST", "/v1/chat/completions", json={"messages": [*HELLO, answer, *HELLO]}).status_code == 200
 
 
 def test_items_have_the_fields_that_are_described(client: Client) -> None:

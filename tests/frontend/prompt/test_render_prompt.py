@@ -604,12 +604,15 @@ def test_a_text_of_an_answer_may_repeat_the_answer_s_other_fields() -> None:
     """As OpenAI's Agents SDK for JavaScript sends answers back."""
     source = "{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"
     others = {"role": "assistant", "refusal": None, "reasoning": "Hm.", "reasoning_content": "Hm."}
+    # As OpenAI's own models begin a conversation.
+    empty: dict[str, Any] = {"annotations": [], "audio": None, "function_call": None}
     plain = calling() | {"content": [{"type": "text", "text": "I look."}], "reasoning": "Hm."}
-    repeating = {"type": "text", "text": "I look.", "tool_calls": plain["tool_calls"], **others}
+    repeating = {"type": "text", "text": "I look.", "tool_calls": plain["tool_calls"], **others, **empty}
     assert render(source, [plain | {"content": [repeating]}, ANSWER]) == render(source, [plain, ANSWER])
-    user = {"role": "user", "content": [repeating]}
-    with pytest.raises(UnsupportedFieldError, match=r"messages\[0\].content\[0\].tool_calls: is unknown"):
-        render(source, [user])
+    cited = repeating | {"annotations": [{"type": "url_citation"}]}
+    for role, part, name in (("user", repeating, "tool_calls"), ("assistant", cited, "annotations")):
+        with pytest.raises(UnsupportedFieldError, match=rf"messages\[0\].content\[0\].{name}: is unknown"):
+            render(source, [{"role": role, "content": [part]}])
 
 
 def test_fields_of_other_roles_may_be_null() -> None:

@@ -5,16 +5,15 @@ from typing import Any
 
 import msgspec
 
+from keepsight.frontend.prompt.answer_fields import EMPTY_IN_ANSWERS, THOUGHT_NAMES
 from keepsight.frontend.prompt.read_blocks import OF_RESULTS, OF_ROLES, SentBlock, SentMessage, SentText, SentToolResult
 from keepsight.frontend.prompt.read_items import SENT_ITEMS, ResultItem
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     BREAKPOINT_SECONDS,
     DETAILS,
-    EMPTY_IN_ANSWERS,
     MAX_MESSAGES,
     MESSAGE_TYPES,
-    THOUGHT_NAMES,
 )
 
 Json = dict[str, Any]
@@ -95,9 +94,19 @@ _FILE: Json = {
     "file_id": _text("The id of an upload."),
     "filename": _text("The name that the model is shown."),
 }
+# Fields of an answer that a client sends back whole.
+_OF_ANSWERS: dict[str, Json] = {
+    **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
+    **{name: _text("Only for assistants: the thought before this answer.") for name in THOUGHT_NAMES},
+    "tool_calls": {"type": ["array", "null"], "description": "Only for assistants: the tool calls."},
+    "refusal": _text("Only for assistants: read instead of content."),
+    "parsed": {"description": "Only for assistants: the content as parsed by OpenAI's own client."},
+}
+_REPEATING_TEXT = _part("text", "text", "role", text={"type": "string"}, role={"const": "assistant"}, **_OF_ANSWERS)
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
+        _REPEATING_TEXT | {"description": "Only for assistants: a text that repeats the other fields of the answer."},
         _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as text."},
         _url_part("image", _URL, detail={"enum": [*DETAILS, None]}),
         _named_part("image"),
@@ -117,14 +126,6 @@ CONTENT_PART: Json = {
         )
         | {"description": "Embeddings instead of a picture; only with --enable-mm-embeds."},
     ]
-}
-# Fields of an answer that a client sends back whole.
-_OF_ANSWERS: dict[str, Json] = {
-    **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
-    **{name: _text("Only for assistants: the thought before this answer.") for name in THOUGHT_NAMES},
-    "tool_calls": {"type": ["array", "null"], "description": "Only for assistants: the tool calls."},
-    "refusal": _text("Only for assistants: read instead of content."),
-    "parsed": {"description": "Only for assistants: the content as parsed by OpenAI's own client."},
 }
 # A message, as read by `read_messages`.
 _MESSAGE = object_of(

@@ -43,7 +43,7 @@ def check_is_url(value: object, field: str) -> None:
 
 def check_fields(value: Fields, field: str, known: set[str], known_when_empty: Sequence[str] = ()) -> None:
     for name, content in value.items():
-        if name in known or (name in known_when_empty and _says_nothing(content)):
+        if name in known or (name in known_when_empty and says_nothing(content)):
             continue
         fault = "is not supported by this server" if name in known_when_empty else _describe_unknown(name, known)
         raise UnsupportedFieldError(f"{field}.{name}", fault)
@@ -55,7 +55,7 @@ def _describe_unknown(name: object, known: set[str]) -> str:
     return f"is unknown; {hint}"
 
 
-def _says_nothing(content: object) -> bool:
+def says_nothing(content: object) -> bool:
     if isinstance(content, Mapping):
         return all(each is None for each in content.values())
     return content is None or content in ("", [])

@@ -14,6 +14,12 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.http.decode_body import convert
+from keepsight.frontend.prompt.answer_fields import (
+    EMPTY_IN_ANSWERS,
+    FIELDS_OF_ANSWERS,
+    THOUGHT_NAMES,
+    content_without_repeated,
+)
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -26,33 +32,16 @@ from keepsight.frontend.prompt.check_fields import (
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.message_contents import join_texts
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
-from keepsight.frontend.prompt.repeated_fields import content_without_repeated
 from keepsight.media import Kind, KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
 # How a prompt ends: with the beginning of an answer, the last message, or that message's last text, to be continued.
 PromptEnd = Literal["answer", "message", "text"]
 
-# Clients send an assistant's earlier answer back whole; these of its fields have no meaning when they are empty.
-# Nor has the last, which is of tools, in other roles: some clients write every field of every message.
-EMPTY_IN_ANSWERS = (
-    "annotations",
-    "audio",
-    "function_call",
-    "parsed",
-    "provider_specific_fields",
-    "reasoning",
-    "reasoning_content",
-    "refusal",
-    "tool_calls",
-    "tool_call_id",
-)
 # lm-eval gives each message the type "text", whatever its content.
 MESSAGE_TYPES = ("text", None)
-# The first is the name that templates know; an answer has both, and clients send back either or both.
-THOUGHT_NAMES = ("reasoning_content", "reasoning")
-# Fields besides those of every message. `parsed` is added by OpenAI's own client: the content, which is sent, too.
-_FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), "tool": ("tool_call_id",)}
+# Fields besides those of every message.
+_FIELDS_OF = {"assistant": FIELDS_OF_ANSWERS, "tool": ("tool_call_id",)}
 # Two names of one role: newer clients send the second.
 SYSTEM_ROLES = ("system", "developer")
 # The other content parts are media.
