@@ -1,5 +1,6 @@
 """Decoding with large data URLs left in the body gives the same result as ordinary decoding."""
 
+import itertools
 import json
 from typing import Any
 
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import BodyDecoder
 from keepsight.frontend.intake.read_data_url import read_data_url
-from keepsight.frontend.prompt.lift_data_urls import MAX_STRINGS, MIN_BYTES, LiftedUrl, as_data_url, decode_lifting
+from keepsight.frontend.prompt.lift_data_urls import (
+    MAX_HEAD_BYTES,
+    MAX_STRINGS,
+    MIN_BYTES,
+    LiftedUrl,
+    as_data_url,
+    decode_lifting,
+)
+from keepsight.frontend.prompt.read_messages import read_messages
 
 HEAD = "data:image/png;base64,"
 LARGE = HEAD + "QUJD" * MIN_BYTES
@@ -144,8 +153,9 @@ def test_a_damaged_body_is_refused_in_the_same_words(cut: str) -> None:
         assert str(lifting.value) == str(plain.value)
 
 
-texts = st.lists(st.sampled_from([LARGE, "\\", '"', '"' + LARGE, "data:", ",", "é", ":", "{"]), max_size=4).map("".join)
-names = st.sampled_from(["url", "image_url", "text", "data", "source", "input_audio", "content"])
+pieces = [LARGE, "\\", '"', '"' + LARGE, "data:", "DATA:;base64,", "https://a.example/", ",", "é", ":", "{"]
+texts = st.lists(st.sampled_from(pieces), max_size=4).map("".join)
+names = st.sampled_from(["url", "image_url", "text", "data", "source", "input_audio", "file", "file_data", "content"])
 values = st.recursive(
     texts | st.integers(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner),
@@ -160,3 +170,39 @@ def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: 
     decoded = decode_lifting(decoder, body)
     assert unlift(decoded.messages) == messages
     assert decoded.user == user
+
+
+HEADS = [
+    HEAD,
+    "DATA:;base64,",
+    "data:;base64 ,",
+    "data:,",
+    "data:é;base64,",
+    "https://a.example/",
+    "media://",
+    "x:",
+    "",
+]
+# In these the marker or a colon is the last within the limit of a head, or the first beyond it.
+FILLED = [f"data:{'a' * (MAX_HEAD_BYTES - len('data:;base64,') + more)};base64," for more in (0, 1)]
+LATE = ["A" * (MAX_HEAD_BYTES - 1 + more) + ":" for more in (0, 1)]
+
+
+@pytest.mark.parametrize("place", ["input_audio.data", "audio_url.url", "image_url.url", "file.file_data"])
+def test_whatever_is_in_the_place_of_a_url_is_read_the_same(place: str) -> None:
+    outer, inner = place.split(".")
+    for head, end in itertools.product([*HEADS, *FILLED, *LATE], ["", "=", "\n", '"', "é", "%41", ":"]):
+        body = with_part({"type": outer, outer: {inner: head + BARE + end}})
+        for each in (body, body.replace(b"/", b"\\/"), body.replace(b'": "', b'"\n :\t"')):
+            assert read(decode_lifting(decoder, each)) == read(decoder.decode(each)), (head, end)
+
+
+def read(request: _Request) -> object:
+    """Return the content that a request has, or how it is refused."""
+    try:
+        [part] = read_messages(request.messages).pictures
+        assert isinstance(part.source, str)
+        url = unlift(part.source)
+        return read_data_url(part.source, part.field) if url.lower().startswith("data:") else url
+    except InvalidArgumentError as error:
+        return str(error)

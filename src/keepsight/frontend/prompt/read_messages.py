@@ -29,7 +29,7 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_url,
     refuse,
 )
-from keepsight.frontend.prompt.lift_data_urls import as_data_url
+from keepsight.frontend.prompt.lift_data_urls import MAX_HEAD_BYTES, as_data_url
 from keepsight.frontend.prompt.message_contents import join_texts
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
 from keepsight.media import Kind, KnownContent, Modality
@@ -47,7 +47,8 @@ SYSTEM_ROLES = ("system", "developer")
 # The other content parts are media.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
-MAX_NAME_LENGTH = 500  # of a file, which Anthropic calls its title
+# The limit of a file's name, which Anthropic calls its title.
+MAX_NAME_LENGTH = 500
 # Unicode categories: control characters and lone surrogates.
 _NO_TEXT = frozenset({"Cc", "Cs"})
 MAX_MESSAGES = MAX_PARTS = 2**14
@@ -301,7 +302,8 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
         check_is_text(sent["format"], f"{field}.format")
     check_is_text(sent.get("data"), f"{field}.data")
     # The object itself: it may be a `LiftedUrl`, of which a plain string would lose the content.
-    url = sent["data"] if ":" in sent["data"] else as_data_url("application/octet-stream", sent["data"])
+    data = sent["data"]
+    url = data if ":" in data[:MAX_HEAD_BYTES] else as_data_url("application/octet-stream", data)
     return PicturePart(url, f"{field}.data", uuid, modality="audio")
 
 
