@@ -53,6 +53,19 @@ def test_a_form_given_again_under_its_older_name_is_one(name: str, value: Any) -
     assert form_of(**newer, **older) == form_of(**newer)
 
 
+@pytest.mark.parametrize(
+    ("newer", "older"),
+    [
+        ({"const": 1}, {"const": True}),
+        # The order is that of the answer.
+        ({"properties": {"a": {}, "b": {}}}, {"properties": {"b": {}, "a": {}}}),
+    ],
+)
+def test_forms_that_differ_only_as_json_are_two(newer: Any, older: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^guided_json: cannot be given together with structured_outputs"):
+        form_of(structured_outputs={"json": newer}, guided_json=older)
+
+
 def test_the_other_formats_are_read_from_each_of_their_fields() -> None:
     for name, value in (
         ("regex", "a+"),

@@ -66,20 +66,25 @@ def read_structured_outputs(
                 "structured_outputs.disable_any_whitespace", "applies to JSON only, and none is requested"
             )
         return None
-    (field, name, value), *others = forms
-    for other, *form in others:
+    form, *others = forms
+    params = _as_params(form, is_compact)
+    for other in others:
         # Clients that do not know a server's version ask for a form by vLLM's older name, too.
-        if form != [name, value]:
-            raise InvalidArgumentError(other, f"cannot be given together with {field}")
+        if _as_params(other, is_compact) != params:
+            raise InvalidArgumentError(other[0], f"cannot be given together with {form[0]}")
+    check_structured_outputs(params, form[0])
+    return params
+
+
+def _as_params(form: RequestedForm, is_compact: bool) -> StructuredOutputsParams:
+    field, name, value = form
     try:
-        params = StructuredOutputsParams(**{name: value}, disable_any_whitespace=is_compact)
+        return StructuredOutputsParams(**{name: value}, disable_any_whitespace=is_compact)
     except InvalidArgumentError as error:
         path = f"structured_outputs.{name}"
         if not error.field.startswith(path):
             raise
         raise InvalidArgumentError(field + error.field.removeprefix(path), error.message) from error
-    check_structured_outputs(params, field)
-    return params
 
 
 def _read_response_format(response_format: ResponseFormat | None) -> Iterator[RequestedForm]:
