@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -146,9 +147,15 @@ def test_an_answer_after_a_refusal_for_lack_of_room_counts(
 class FragileServer:
     """Loses all that is under way to each request with one of these ids, as if its engines had ended."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, fatal: Collection[str], num_losses: int = 1000) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, fatal: Collection[str], num_losses: int = 1000, num_first: int = 1
+    ) -> None:
+        """`num_first`: nothing is answered or lost before so many are under way."""
         self._fatal, self._num_losses, self._loss = fatal, num_losses, asyncio.Event()
+        self._num_first, self._begun = num_first, asyncio.Event()
         self.num_asked = Counter[str]()
+        # How often something was asked while nothing was under way.
+        self.num_rounds = 0
         # Those that were under way with a fatal one.
         self.lost: list[set[str]] = []
         self._running: set[str] = set()
@@ -162,7 +169,11 @@ class FragileServer:
     async def _answer(self, request: Request) -> answer_batch._Answer:
         name, loss = request.custom_id, self._loss
         self.num_asked[name] += 1
+        self.num_rounds += not self._running
         self._running.add(name)
+        if len(self._running) == self._num_first:
+            self._begun.set()
+        await self._begun.wait()
         await asyncio.sleep(0.01)
         if name in self._fatal and len(self.lost) < self._num_losses:
             self.lost.append({*self._running})
@@ -196,12 +207,38 @@ def test_lines_that_were_lost_beside_a_fatal_one_are_answered_and_that_one_fails
 def test_lines_that_were_lost_as_the_engines_ended_by_themselves_are_soon_asked_together(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = FragileServer(monkeypatch, fatal=["a"], num_losses=1)
     names = [str(number) for number in range(40)] + ["a"]
-    began = time.monotonic()
+    server = FragileServer(monkeypatch, fatal=["a"], num_losses=1, num_first=len(names))
     assert statuses_of(batch_for(tmp_path, script).answer(lines_of(*names))) == dict.fromkeys(names, 200)
     assert {*server.num_asked.values()} == {2}
-    assert time.monotonic() - began < 0.02 * len(names)
+    assert server.num_rounds == 1 + 6
+
+
+@pytest.mark.parametrize("num_losses", [1000, 2])
+def test_only_those_that_were_lost_together_again_are_asked_one_by_one(
+    num_losses: int, tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [str(number) for number in range(100)]
+    server = FragileServer(monkeypatch, fatal=["10"], num_losses=num_losses, num_first=len(names))
+    written = statuses_of(batch_for(tmp_path, script).answer(lines_of(*names)))
+    assert written == dict.fromkeys(names, 200) | {"10": 503 if num_losses > 2 else 200}
+    assert len(server.lost[1]) == 8
+    assert server.num_rounds <= 1 + 4 + 8 + 7
+
+
+def test_lines_that_were_lost_are_answered_while_the_next_line_is_waited_for(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer of a pipe may wait for them."""
+    FragileServer(monkeypatch, fatal="b", num_losses=1, num_first=2)
+    batch = batch_for(tmp_path, script)
+
+    def lines() -> Iterator[Request | bytes]:
+        yield from lines_of("a", "b")
+        wait_until(lambda: batch.num_done == 2)
+        yield from lines_of("c")
+
+    assert statuses_of(batch.answer(lines())) == dict.fromkeys("abc", 200)
 
 
 def test_no_line_is_asked_for_the_first_time_while_some_are_lost(
@@ -331,6 +368,25 @@ def test_a_server_that_is_not_there_ends_the_batch_and_leaves_the_rest(tmp_path:
         batch.answer(lines_of("a", "b"))
     assert batch.path.read_bytes() == b""
     assert not batch.tally.is_whole
+
+
+def test_a_server_that_is_not_there_ends_the_batch_while_the_next_line_is_waited_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        batch = batch_at(tmp_path, listener)
+    has_ended = threading.Event()
+
+    def lines() -> Iterator[Request | bytes]:
+        yield from lines_of("a")
+        assert has_ended.wait(30)
+
+    async def run(output: OutputFile) -> None:
+        try:
+            await BatchAnswerer(batch.server, output, batch.tally, lambda: None).run(lines())
+        finally:
+            has_ended.set()
+
+    with closing(OutputFile(batch.path, is_resumed=False)) as output, pytest.raises(NoAnswerError):
+        asyncio.run(run(output))
 
 
 def test_what_a_server_says_as_it_ends_is_no_answer(tmp_path: Path, script: Script) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from keepsight.batch.batch_lines import Request, answer_line, error_line
 from keepsight.batch.output_file import OutputFile
@@ -87,8 +88,7 @@ class BatchAnswerer:
         self._tally.is_whole = False
         watch = asyncio.create_task(self._silence.run())
         try:
-            # In a thread: the lines may come from a pipe that is slow.
-            while (line := await asyncio.to_thread(next, lines, None)) is not None:
+            while (line := await self._read(lines)) is not None:
                 if self._server.is_ending():  # what was read may be half a line
                     break
                 if isinstance(line, bytes):
@@ -108,6 +108,15 @@ class BatchAnswerer:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _read(self, lines: Iterator[Request | bytes]) -> Request | bytes | None:
+        """Return the next line, or None after the last. It may come from a pipe whose writer waits for answers."""
+        reading = asyncio.create_task(asyncio.to_thread(next, lines, None))
+        while not reading.done():
+            await self._wait_for_one(reading)
+            if self._lost:
+                await self._finish()
+        return reading.result()
+
     async def _begin(self, request: Request) -> None:
         while self._running and (
             len(self._running) >= self._server.max_requests
@@ -125,21 +134,24 @@ class BatchAnswerer:
     async def _finish(self) -> None:
         """Wait for all that is under way, and ask again for what was lost with engines: one request, then 2, 4, 8, ...
 
-        If that ends engines again, one of these requests is the cause. Each is asked alone then, until it is found: the
-        others are answered, and it ends no more engines.
+        If that ends engines again, one of these requests is the cause. Each of them is asked alone then, until it is
+        found: the others are answered, and it ends no more engines.
         """
         await self._wait_for_all()
-        num_together, growth = 1, 2
+        num_together, num_suspects = 1, 0
         while self._lost:
             await self._settle()
-            group, self._lost = self._lost[:num_together], self._lost[num_together:]
-            is_alone = len(group) == 1
+            group, others, self._lost = self._lost[:num_together], self._lost[num_together:], []
             for each in group:
-                self._start(each, is_alone)
+                self._start(each, is_alone=len(group) == 1)
             await self._wait_for_all()
-            num_together *= growth
             if self._has_lost_engines:
-                num_together, growth = 1, 2 if is_alone else 1
+                num_together, num_suspects = 1, len(self._lost)  # none if the cause was found
+            elif num_suspects:
+                num_suspects -= 1
+            else:
+                num_together *= 2
+            self._lost += others
 
     async def _settle(self) -> None:
         """Called before anything is asked for."""
@@ -164,9 +176,9 @@ class BatchAnswerer:
         while self._running:
             await self._wait_for_one()
 
-    async def _wait_for_one(self) -> None:
-        done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
+    async def _wait_for_one(self, *or_for: asyncio.Task[Any]) -> None:
+        done, _ = await asyncio.wait({*self._running, *or_for}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done.difference(or_for):
             del self._running[task]
             task.result()
 
