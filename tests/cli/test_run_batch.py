@@ -32,18 +32,18 @@ class Files:
         return [json.loads(line) for line in self.answers.read_bytes().splitlines()]
 
     @contextmanager
-    def running(self, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    def running(self, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
         command = [*COMMAND, "run-batch", *self.names, *flags]
         with (
             self.log.open("w") as log,
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+            subprocess.Popen(command, stderr=log) as process,
         ):
             try:
                 yield process
             finally:
                 process.kill()
 
-    def wait_for(self, num_lines: int, process: subprocess.Popen[str]) -> None:
+    def wait_for(self, num_lines: int, process: subprocess.Popen[bytes]) -> None:
         def is_written() -> bool:
             assert process.poll() is None, self.log.read_text()
             return self.answers.exists() and self.answers.read_bytes().count(b"\n") >= num_lines
@@ -88,11 +88,12 @@ def test_pictures_vectors_and_bad_lines_are_done_although_the_engine_dies(files:
         found = re.search(r"engine-1 \(pid (\d+)\) is ready", files.log.read_text())
         assert found
         os.kill(int(found[1]), signal.SIGKILL)
-        summary, _ = process.communicate(timeout=END_SECONDS)
+        process.wait(END_SECONDS)
     assert process.returncode == 0
     assert "another is started" in files.log.read_text()
     num_answered = NUM_LONG + len(of_picture) + len(others)
-    assert summary == f"{files.answers}: {num_answered + 1} answered (200: {num_answered}, 404: 1), 2 with an error\n"
+    summary = f"{files.answers}: {num_answered + 1} answered (200: {num_answered}, 404: 1), 2 with an error"
+    assert summary in files.log.read_text().splitlines()
     answered = {each["custom_id"]: each["response"] for each in files.read() if each["response"]}
     assert len(answered) == num_answered + 1
     said = {name: answered[name]["body"]["choices"][0]["message"]["content"] for name in of_picture}
@@ -110,7 +111,7 @@ def test_what_was_answered_before_the_end_is_not_asked_again(number: signal.Sign
     with files.running(*FLAGS, "--concurrency", "2") as process:
         files.wait_for(2, process)
         process.send_signal(number)
-        summary, _ = process.communicate(timeout=END_SECONDS)
+        process.wait(END_SECONDS)
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 130, signal.SIGTERM: 1}[number]
     first = files.read()
     assert 2 <= len(first) < NUM_LONG
@@ -119,7 +120,7 @@ def test_what_was_answered_before_the_end_is_not_asked_again(number: signal.Sign
         with files.answers.open("ab") as answers:
             answers.write(b'{"id":"batch_req_0","custom_id":"lo')  # as if it had been killed while it wrote
     else:
-        assert summary.endswith(f"{len(first)} answered (200: {len(first)}); --resume does the rest\n")
+        assert f"{len(first)} answered (200: {len(first)}); --resume does the rest\n" in files.log.read_text()
         assert "Traceback" not in files.log.read_text()
     with files.running(*FLAGS, "--resume") as process:
         assert process.wait(END_SECONDS) == 0, files.log.read_text()
@@ -137,7 +138,15 @@ def test_a_running_server_can_be_asked(
         assert main(["run-batch", *files.names, "--base-url", script.url, "--max-body-mb", "0.5"]) == 0
     assert script.authorizations == ["Bearer secret"]
     assert {each["custom_id"] for each in files.read()} == {"a", None}
-    assert capsys.readouterr().out == f"{files.answers}: 1 answered (200: 1), 1 with an error\n"
+    assert capsys.readouterr() == ("", f"{files.answers}: 1 answered (200: 1), 1 with an error\n")
+
+
+def test_only_answers_are_in_a_file_that_is_the_standard_output(files: Files) -> None:
+    files.requests.write_bytes(to_line("a") + to_line("b"))
+    with scripted_server(Script(answers=[[b"{}"]])) as script, files.answers.open("wb") as stdout:
+        names = ["-i", str(files.requests), "-o", "/dev/stdout", "--base-url", script.url]
+        subprocess.run([*COMMAND, "run-batch", *names], stdout=stdout, check=True, timeout=END_SECONDS)
+    assert {each["custom_id"] for each in files.read()} == {"a", "b"}
 
 
 def test_requests_may_come_from_a_pipe(files: Files) -> None:
@@ -162,10 +171,10 @@ def test_a_pipe_from_which_nothing_comes_keeps_nobody_from_ending_the_run(
             writer.write(to_line("a") + b"half a li")
             files.wait_for(1, process)
             process.send_signal(number)
-            summary, _ = process.communicate(timeout=END_SECONDS)
+            process.wait(END_SECONDS)
     assert process.returncode == (130 if number == signal.SIGINT else 1)
     assert [each["custom_id"] for each in files.read()] == ["a"]
-    assert summary.endswith("; --resume does the rest\n")
+    assert "; --resume does the rest\n" in files.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import io
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
@@ -82,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
         finally:
             if batch.tally.is_whole is not None:
                 rest = "" if batch.tally.is_whole else "; --resume does the rest"
-                print(f"{arguments.output_file}: {batch.tally}{rest}")
+                # Not where the answers may go: `-o /dev/stdout`.
+                print(f"{arguments.output_file}: {batch.tally}{rest}", file=sys.stderr)
     return status or int(not batch.tally.is_whole)
 
 
