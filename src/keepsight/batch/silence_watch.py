@@ -6,10 +6,10 @@ connections, as servers do that end and finish their answers.
 """
 
 import asyncio
-import errno
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
+from keepsight import lost_machines
 from keepsight.bench.address import Address
 from keepsight.bench.http_connection import connecting
 from keepsight.errors import NoAnswerError
@@ -17,8 +17,6 @@ from keepsight.errors import NoAnswerError
 # Long for a server that is only busy.
 MAX_SILENT_SECONDS = 60.0
 SECONDS_BETWEEN_LOOKS = 10.0
-# What the kernel says of machines from which nothing comes.
-_OF_LOST_MACHINES = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
 
 
 class SilenceWatch:
@@ -64,7 +62,7 @@ class SilenceWatch:
             async with asyncio.timeout(MAX_SILENT_SECONDS), connecting(self._address) as connection:
                 await connection.get("/models", self._headers)
         except OSError as error:
-            return not isinstance(error, TimeoutError) and error.errno not in _OF_LOST_MACHINES
+            return not isinstance(error, TimeoutError) and error.errno not in lost_machines.FAULTS
         except (EOFError, ValueError, NoAnswerError):
             pass  # nor is that silence
         return True

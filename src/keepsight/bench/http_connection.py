@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cache
 
+from keepsight import lost_machines
 from keepsight.bench.address import Address
 from keepsight.errors import NoAnswerError
 
@@ -83,6 +84,10 @@ async def connecting(address: Address) -> AsyncIterator[Connection]:
     context = _certificates() if address.is_secure else None
     reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
     try:
+        if (own := writer.get_extra_info("socket")) is None:
+            raise ConnectionResetError("it closes connections at once")
+        for option in lost_machines.PROBES:
+            own.setsockopt(*option)
         yield Connection(address, reader, writer)
     finally:
         writer.close()

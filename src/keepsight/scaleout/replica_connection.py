@@ -16,6 +16,7 @@ from typing import Any
 
 import h11
 
+from keepsight import lost_machines
 from keepsight.errors import Loss, ReplicaLostError, ServerOverloadedError
 
 CONNECT_SECONDS = 5.0
@@ -29,17 +30,7 @@ MAX_HEAD_BYTES = 100 * 1024
 # The HTTP server of the router can write no other.
 _STATUSES = range(200, 600)
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
-# A machine that vanished is noticed after 25 seconds: a connection that waits for an answer would wait for ever. While
-# something that was sent is not acknowledged, the kernel sends no keepalives, but repeats it for many minutes.
-_NOTICE_LOSS = (
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_SECONDS * 1000)),
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-)
-# What the kernel says of a machine from which nothing comes.
-_OF_LOST_MACHINES = {errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN}
+_NOTICE_LOSS = ((socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(WRITE_SECONDS * 1000)), *lost_machines.PROBES)
 # As `getaddrinfo` returns them.
 _Address = tuple[socket.AddressFamily, socket.SocketKind, int, str, Any]
 
@@ -203,7 +194,7 @@ async def _begin_talking(
 
 
 def _how_lost(error: Exception) -> Loss:
-    return "silent" if isinstance(error, OSError) and error.errno in _OF_LOST_MACHINES else "failed"
+    return "silent" if isinstance(error, OSError) and error.errno in lost_machines.FAULTS else "failed"
 
 
 def _can_be_passed_on(response: h11.Response) -> bool:
