@@ -431,6 +431,71 @@ def test_an_update_of_one_replica_after_the_other_is_warned_of_once_each_time(
     assert len([each for each in caplog.records if "does not serve the same" in each.message]) == 2
 
 
+async def wait_for_serves(replicas: Replicas, replica: Replica, serves: dict[str, str]) -> None:
+    async with asyncio.timeout(30):
+        while replica.serves != serves or not replica.is_ready:
+            await asyncio.sleep(0.01)
+
+
+def num_warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return len([each for each in caplog.records if "does not serve the same" in each.message])
+
+
+def test_replicas_that_were_all_stopped_and_updated_are_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that gets no requests does not matter."""
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.01)
+
+    async def run(*fakes: FakeReplica) -> None:
+        replicas = Replicas()
+        added = [replicas.add(fake.address) for fake in fakes]
+        await wait_for_ready(replicas, len(fakes))
+        for fake in fakes:
+            await asyncio.to_thread(fake.die)
+        await wait_for_ready(replicas, 0)
+        for fake, replica in zip(fakes, added, strict=True):
+            fake.state = {"status": "ok", "serves": {"model": "2"}}
+            await asyncio.to_thread(fake.listen)
+            await wait_for_serves(replicas, replica, {"model": "2"})
+        for fake in fakes:
+            await replicas.remove(fake.address)
+
+    with fakes(say_who, say_who) as all_of_them:
+        for fake in all_of_them:
+            fake.state = {"status": "ok", "serves": {"model": "1"}}
+        asyncio.run(run(*all_of_them))
+    assert num_warnings(caplog) == 0
+
+
+def test_a_replica_that_serves_something_else_is_warned_of_once_until_all_serve_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.01)
+
+    async def run(first: FakeReplica, second: FakeReplica) -> None:
+        replicas = Replicas()
+        replicas.add(first.address)
+        replica = replicas.add(second.address)
+        await wait_for_ready(replicas, 2)
+        for version, expected in (("2", 1), ("1", 1), ("2", 2)):
+            second.state = {"status": "ok", "serves": {"model": version}}
+            await wait_for_serves(replicas, replica, {"model": version})
+            for _ in range(2):  # it has no room for a moment
+                second.state["status"] = "busy"
+                await wait_for_ready(replicas, 1)
+                second.state["status"] = "ok"
+                await wait_for_ready(replicas, 2)
+            assert num_warnings(caplog) == expected
+        for fake in (first, second):
+            await replicas.remove(fake.address)
+
+    with fakes(say_who, say_who) as all_of_them:
+        for fake in all_of_them:
+            fake.state = {"status": "ok", "serves": {"model": "1"}}
+        asyncio.run(run(*all_of_them))
+
+
 def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run(fake: FakeReplica) -> None:
         monkeypatch.setattr(replicas_module, "SECONDS_BETWEEN_CHECKS", 0.0)

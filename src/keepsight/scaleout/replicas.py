@@ -18,6 +18,8 @@ SECONDS_BETWEEN_CHECKS = 1.0
 # A server's event loop answers, which waits for no engine: one that says nothing for longer hangs, however busy it is,
 # or its machine is lost.
 MAX_CHECK_SECONDS = 10.0
+# What a server serves.
+_Kind = frozenset[tuple[str, str]]
 
 
 class _Readiness(msgspec.Struct):
@@ -29,6 +31,8 @@ class _Readiness(msgspec.Struct):
 class Replicas:
     def __init__(self) -> None:
         self._watches: dict[Replica, asyncio.Task[None]] = {}
+        # What servers serve that do not serve the same; empty once all do.
+        self._warned_of = frozenset[_Kind]()
         # Set once a server becomes ready or unready; replaced then.
         self.changed = asyncio.Event()
         # Questions whose answers nobody waits for any more. The event loop itself keeps no task alive.
@@ -154,12 +158,14 @@ class Replicas:
             self._note_change()
 
     def _note_served(self, replica: Replica, serves: Mapping[str, str]) -> None:
-        """Warn if a server begins to serve what no other does."""
-        has_changed = serves != replica.serves
+        """Warn once a server that gets requests serves what no other of those does."""
         replica.serves = serves
-        others = [each for each in self._watches if each.serves and each is not replica]
-        if not has_changed or not serves or not others or any(each.serves == serves for each in others):
+        if len(_kinds_of(self.all)) < 2:
+            self._warned_of = frozenset()
+        if (kinds := _kinds_of(self.ready)) <= self._warned_of or len(kinds) < 2:
             return
+        self._warned_of |= kinds
+        others = [each for each in self.ready if each.serves and each is not replica]
         fields = {name for each in others for name, _ in each.serves.items() ^ serves.items()}
         logger.warning(
             "%s does not serve the same as %s: they differ in %s. Each request is answered by any of them; nothing is "
@@ -172,6 +178,10 @@ class Replicas:
     def _note_change(self) -> None:
         self.changed.set()
         self.changed = asyncio.Event()
+
+
+def _kinds_of(replicas: Collection[Replica]) -> frozenset[_Kind]:
+    return frozenset(frozenset(each.serves.items()) for each in replicas if each.serves)
 
 
 def _read_state(answer: WholeAnswer) -> tuple[bool, str, Mapping[str, str]]:
