@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tests.cli.scripted_server import Script, scripted_server
 from tests.wait_until import wait_until
 
 LOST = b'{"error": {"message": "lost", "code": "engine_lost"}}'
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
 REFUSAL = b'{"error": {"message": "full", "code": "server_overloaded"}}'
 
 
@@ -327,9 +328,10 @@ def test_an_answer_may_take_any_time_while_the_server_says_anything_else(tmp_pat
 @pytest.mark.usefixtures("is_impatient")
 def test_a_server_that_does_one_thing_after_the_other_is_heard_by_its_answers(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        server = threading.Thread(target=answer_some, args=(listener, 8))
+        server = threading.Thread(target=answer_in_turn, args=(listener,))
         server.start()
         written = batch_at(tmp_path, listener).answer(lines_of(*"abcdefgh"))
+        listener.shutdown(socket.SHUT_RDWR)
         server.join()
     assert [each["response"]["status_code"] for each in written] == [200] * 8
 
@@ -338,26 +340,31 @@ def test_a_server_that_does_one_thing_after_the_other_is_heard_by_its_answers(tm
 def test_a_server_that_ends_and_accepts_nothing_more_may_finish_its_answers(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         batch = batch_at(tmp_path, listener)
-        server = threading.Thread(target=answer_one, args=(listener, 1.5, True))
+        server = threading.Thread(target=answer_last, args=(listener,))
         server.start()
         [written] = batch.answer(lines_of("a"))
         server.join()
     assert written["response"]["status_code"] == 200
 
 
-def answer_some(listener: socket.socket, count: int) -> None:
-    for _ in range(count):
-        answer_one(listener, 0.15)
+def answer_in_turn(listener: socket.socket) -> None:
+    """Answer what is posted, and nothing else, until the listener is shut down."""
+    with ExitStack() as connections, suppress(OSError):
+        while True:
+            connection = connections.enter_context(listener.accept()[0])
+            with suppress(ConnectionError):  # given up
+                if connection.recv(2**16).startswith(b"POST"):
+                    time.sleep(0.15)
+                    connection.sendall(OK)
 
 
-def answer_one(listener: socket.socket, seconds: float, is_last: bool = False) -> None:
+def answer_last(listener: socket.socket) -> None:
     connection, _ = listener.accept()
     with connection:
-        if is_last:
-            listener.close()
+        listener.close()
         connection.recv(2**16)
-        time.sleep(seconds)
-        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        time.sleep(1.5)
+        connection.sendall(OK)
 
 
 def test_a_server_that_is_not_there_ends_the_batch_and_leaves_the_rest(tmp_path: Path) -> None:
