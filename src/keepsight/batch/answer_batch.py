@@ -229,7 +229,8 @@ class BatchAnswerer:
                 response = await connection.post(request.url.removeprefix("/v1"), request.body, self._headers)
                 return _Answer(response.status, response.headers, await response.read())
         except (OSError, EOFError, ValueError, NoAnswerError) as error:
-            return NoAnswerError(f"{address.url}: {error or type(error).__name__}", is_unreachable=connection is None)
+            is_unreachable = connection is None or (isinstance(error, NoAnswerError) and error.is_unreachable)
+            return NoAnswerError(f"{address.url}: {error or type(error).__name__}", is_unreachable)
 
 
 def _pause_after(outcome: _Answer | NoAnswerError, attempt: int) -> float:

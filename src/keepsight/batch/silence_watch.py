@@ -45,7 +45,7 @@ class SilenceWatch:
         except TimeoutError:
             if not patience.expired():
                 raise
-            raise NoAnswerError(f"nothing has come from it for {MAX_SILENT_SECONDS:g} s") from None
+            raise NoAnswerError(f"nothing has come from it for {MAX_SILENT_SECONDS:g} s", is_unreachable=True) from None
 
     async def run(self) -> None:
         while True:
