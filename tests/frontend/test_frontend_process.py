@@ -28,7 +28,7 @@ class StartingFrontend(FrontendProcess):
         self._may_serve, self._server = threading.Event(), None
         self._may_serve.set()
         self._start = self._client = self._cache = self._view = self._counters = MagicMock()
-        self._preparer = self._workers = self._listener = MagicMock()
+        self._preparer = self._workers = self._listener = self._digests = MagicMock()
 
     @property
     def _is_draining(self) -> bool:
