@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
+from keepsight.ipc.control import FAILED_AT_WORK
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.process_memory import children_of
 from keepsight.observe.totals import Totals
-from keepsight.supervisor import url_of
+from keepsight.supervisor import MAX_FAILED_STARTS, url_of
 from tests.wait_until import wait_until
 
 FAKE = Path(__file__).parent / "fake_process.py"
@@ -411,6 +412,17 @@ def test_a_process_that_exits_right_after_ready_counts_as_a_failed_start(stage: 
         actors[kind].do(1)
     stage.wait_for_log(rf"{kind}-3 \(pid \d+\) ended with status 1; its start failed 3 times: giving up")
     actors[kind].wait()
+
+
+def test_an_engine_that_fails_at_work_has_not_failed_to_start_however_soon(stage: Stage) -> None:
+    """Otherwise a request that ends engines, and is asked again, would end the server."""
+    engine, frontend = stage.start_serving()
+    for _ in range(MAX_FAILED_STARTS + 1):
+        engine.do(FAILED_AT_WORK)
+        assert frontend.hear()["type"] == "EngineLost"
+        engine = stage.next()
+        engine.do("ready")
+        assert frontend.hear()["type"] == "EngineReady"
 
 
 def test_a_successful_start_resets_the_failure_count(stage: Stage) -> None:

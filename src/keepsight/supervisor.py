@@ -25,6 +25,7 @@ from keepsight.api_settings import ApiSettings
 from keepsight.checkpoint_folder import Files
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import (
+    FAILED_AT_WORK,
     Drain,
     EngineLost,
     EngineReady,
@@ -66,8 +67,6 @@ class ServerSettings:
     model_name: str
     # The checkpoint's files, listed before any process reads them.
     files: Files
-    # As in `StartEngine`.
-    program: str
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int
@@ -77,6 +76,7 @@ class ServerSettings:
     # Time for running answers to finish when the server is asked to end.
     shutdown_seconds: float
     # As in `StartEngine`.
+    program: str
     watchdog_seconds: float | None
 
 
@@ -117,10 +117,10 @@ class _Child:
 
     @property
     def has_failed_to_start(self) -> bool:
-        """For a process that has ended. If it was killed after it was ready, that says nothing about a successor."""
+        """For a process that has ended. Once it was ready, being killed or its work says nothing about a successor."""
         if self.ready_at is None:
             return True
-        return self.process.returncode >= 0 and time.monotonic() - self.ready_at < SETTLING_SECONDS
+        return 0 <= self.process.returncode != FAILED_AT_WORK and time.monotonic() - self.ready_at < SETTLING_SECONDS
 
     def describe_end(self) -> str:
         status = self.process.returncode

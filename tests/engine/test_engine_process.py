@@ -17,7 +17,7 @@ from keepsight.engine.inbox import Inbox
 from keepsight.errors import ServerStartError
 from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.codec import encode_to_engine
-from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, StartEngine
+from keepsight.ipc.control import FAILED_AT_WORK, Drain, FrontendLost, ProcessEnd, StartEngine
 from keepsight.program_identity import identify_program
 from keepsight.requests import (
     AbortRequest,
@@ -204,11 +204,20 @@ def test_an_engine_that_breaks_exits_as_failed_and_its_frontends_learn_it_by_the
     assert frontends[0].channel.send(endless("a"))
     frontends[0].outputs.get(timeout=SOON)
     engine.runner.is_broken = True
-    assert engine.join() == 1
+    assert engine.join() == FAILED_AT_WORK
     for frontend in frontends:
         assert "ended" in frontend.ends.get(timeout=SOON)
         while not frontend.outputs.empty():
             assert isinstance(frontend.outputs.get(), TokenOutput)
+
+
+def test_an_engine_that_breaks_while_it_owes_no_answer_is_itself_the_cause(
+    engine: Engine, frontends: list[Frontend]
+) -> None:
+    ask_one(frontends[0], "a")
+    engine.runner.is_broken = True
+    frontends.append(Frontend(engine, "late"))  # is told what is held, in a step of its own
+    assert engine.join() == 1
 
 
 def test_an_engine_that_is_asked_to_end_has_not_failed(engine: Engine, frontends: list[Frontend]) -> None:
@@ -238,7 +247,7 @@ def test_a_request_to_a_failed_engine_that_is_still_closing_gets_no_answer_but_i
     assert two.channel.send(make_request("b", 4, max_tokens=1))
     assert two.channel.send(AbortRequest("b"))
     may_close.set()
-    assert engine.join() == 1
+    assert engine.join() == FAILED_AT_WORK
     assert "ended" in two.ends.get(timeout=SOON)
     assert two.outputs.empty()
 

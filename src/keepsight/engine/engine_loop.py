@@ -93,6 +93,8 @@ class EngineLoop:
         self._has_new_listener = False
         # Set once the loop has ended: why no later request will be answered.
         self.reason_of_end: str | None = None
+        # Set if it failed while it owed answers.
+        self.has_failed_at_work = False
 
     @property
     def beat(self) -> int | None:
@@ -113,6 +115,7 @@ class EngineLoop:
         except Exception as error:
             logger.exception("the engine failed")
             reason = f"the engine failed: {type(error).__name__}: {error}"
+            self.has_failed_at_work = len(self._unanswered) > 0
         self._end(reason)
 
     def step(self) -> None:

@@ -22,7 +22,16 @@ from keepsight.engine.report_tiers import TierReporter
 from keepsight.engine.route_outputs import OutputRouter
 from keepsight.engine.watchdog import DEFAULT_SECONDS, Watchdog, end_process
 from keepsight.ipc.channel import EngineListener
-from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
+from keepsight.ipc.control import (
+    FAILED_AT_WORK,
+    Drain,
+    FrontendLost,
+    ProcessEnd,
+    Ready,
+    StartEngine,
+    ToProcess,
+    run_process,
+)
 from keepsight.ipc.handshake import Welcome
 from keepsight.observe.counters import Counters
 from keepsight.program_identity import check_program_is
@@ -65,7 +74,9 @@ class EngineProcess:
         if self._reporter is not None:
             self._reporter.close()
         self._listener.close()
-        return 0 if self._is_asked_to_end else 1
+        if self._is_asked_to_end:
+            return 0
+        return FAILED_AT_WORK if self._loop.has_failed_at_work else 1
 
     def act_on(self, message: ToProcess) -> None:
         match message:

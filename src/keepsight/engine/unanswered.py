@@ -15,6 +15,9 @@ class Unanswered:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._choices
 
+    def __len__(self) -> int:
+        return len(self._choices)
+
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._choices))
 

@@ -23,8 +23,9 @@ from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.server_log import begin_log
 
 logger = logging.getLogger(__name__)
-# Exit statuses: a user's mistake, the same as argparse's; a process whose supervisor is gone.
-MISTAKEN, ORPHANED = 2, 70
+# Exit statuses: a user's mistake, the same as argparse's; an engine that failed while it owed answers, to requests that
+# may be the cause; a process whose supervisor is gone.
+MISTAKEN, FAILED_AT_WORK, ORPHANED = 2, 3, 70
 _CHUNK_BYTES = 65536
 # Far more than the options of any command line: a process with so much to read is beyond hope.
 MAX_UNSENT_BYTES = 64 * 2**20
