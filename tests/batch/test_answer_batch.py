@@ -160,12 +160,7 @@ class FragileServer:
         # Those that were under way with a fatal one.
         self.lost: list[set[str]] = []
         self._running: set[str] = set()
-        self.events: list[str] = []
         monkeypatch.setattr(BatchAnswerer, "_ask", lambda _, request: self._answer(request))
-        monkeypatch.setattr(BatchAnswerer, "_let_server_settle", self._settle)
-
-    async def _settle(self, *_: object) -> None:
-        self.events.append("settled")
 
     async def _answer(self, request: Request) -> answer_batch._Answer:
         name, loss = request.custom_id, self._loss
@@ -178,7 +173,6 @@ class FragileServer:
         await asyncio.sleep(0.01)
         if name in self._fatal and len(self.lost) < self._num_losses:
             self.lost.append({*self._running})
-            self.events.append("lost")
             self._loss = asyncio.Event()
             loss.set()
         await asyncio.sleep(0.01)
@@ -202,7 +196,6 @@ def test_lines_that_were_lost_beside_a_fatal_one_are_answered_and_that_one_fails
     assert server.lost[-1] == {"f"}
     assert server.num_asked["f"] <= 3
     assert server.num_asked["j"] == 1
-    assert server.events == ["lost", "settled"] * len(server.lost)
 
 
 def test_lines_that_were_lost_as_the_engines_ended_by_themselves_are_soon_asked_together(
@@ -250,38 +243,6 @@ def test_no_line_is_asked_for_the_first_time_while_some_are_lost(
     written = batch_for(tmp_path, script, max_requests=2).answer(lines_of(*"abcdef"))
     assert set(statuses_of(written).values()) == {503}
     assert all(any(each <= pair for pair in ({*"ab"}, {*"cd"}, {*"ef"})) for each in server.lost)
-
-
-def test_a_server_settles_after_each_loss_before_it_is_asked_anything_else(
-    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = FragileServer(monkeypatch, fatal="ab")
-    batch_for(tmp_path, script, max_requests=1).answer(lines_of(*"ab"))
-    assert server.events == ["lost", *["settled", "lost"] * 3]
-
-
-def test_a_server_settles_once_it_has_been_ready_for_a_moment(
-    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answer_batch, "SETTLING_SECONDS", 0)
-    monkeypatch.setattr(answer_batch, "FIRST_PAUSE_SECONDS", 0.01)
-    script.status, script.refusal = 503, LOST
-    threading.Timer(1, setattr, (script, "status", 200)).start()
-    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
-    assert written["response"]["status_code"] == 200
-    assert len(script.bodies) == 2
-    assert len(script.authorizations) > 10
-
-
-def test_a_server_that_does_not_get_ready_is_asked_all_the_same(
-    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answer_batch, "SETTLING_SECONDS", 0)
-    monkeypatch.setattr(answer_batch, "MOST_RESTART_SECONDS", 0.2)
-    script.status, script.refusal = 503, LOST
-    [written] = batch_for(tmp_path, script).answer(lines_of("a"))
-    assert written["response"]["status_code"] == 503
-    assert len(script.bodies) == 2
 
 
 def test_a_connection_that_always_ends_early_is_an_error_of_its_line(tmp_path: Path, script: Script) -> None:

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from keepsight.batch.batch_lines import Request, answer_line, error_line
@@ -18,10 +18,6 @@ from keepsight.errors import NoAnswerError
 MOST_ATTEMPTS = 5
 # They double from attempt to attempt, unless the server says how long to wait.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 8.0
-# A server takes an engine that ends sooner after it was ready for one that cannot start, and three of them for its end.
-SETTLING_SECONDS = 5.0
-# How long an engine may take to be ready: it loads the model.
-MOST_RESTART_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +121,6 @@ class BatchAnswerer:
             await self._wait_for_one()
         if self._lost:
             await self._finish()
-        await self._settle()
         self._start(request)
 
     def _start(self, request: Request, is_alone: bool = False) -> None:
@@ -140,7 +135,7 @@ class BatchAnswerer:
         await self._wait_for_all()
         num_together, num_suspects = 1, 0
         while self._lost:
-            await self._settle()
+            self._has_lost_engines = False
             group, others, self._lost = self._lost[:num_together], self._lost[num_together:], []
             for each in group:
                 self._start(each, is_alone=len(group) == 1)
@@ -152,25 +147,6 @@ class BatchAnswerer:
             else:
                 num_together *= 2
             self._lost += others
-
-    async def _settle(self) -> None:
-        """Called before anything is asked for."""
-        if self._has_lost_engines:
-            self._has_lost_engines = False
-            await self._let_server_settle()
-
-    async def _let_server_settle(self) -> None:
-        """Wait until an engine has been ready for a moment, if this server tells."""
-        with suppress(OSError, EOFError, ValueError, NoAnswerError):  # the next request will tell
-            async with asyncio.timeout(MOST_RESTART_SECONDS):
-                while not await self._is_ready():
-                    await asyncio.sleep(FIRST_PAUSE_SECONDS)
-        await asyncio.sleep(SETTLING_SECONDS)
-
-    async def _is_ready(self) -> bool:
-        address = self._server.address
-        async with connecting(replace(address, path=address.path.removesuffix("/v1"))) as connection:
-            return (await connection.get("/ready", self._headers)).status != 503
 
     async def _wait_for_all(self) -> None:
         while self._running:
