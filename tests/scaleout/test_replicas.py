@@ -409,6 +409,16 @@ def test_replicas_that_do_not_serve_the_same_are_warned_of_once_and_used(
     ]
 
 
+async def wait_for_serves(replicas: Replicas, replica: Replica, serves: dict[str, str]) -> None:
+    async with asyncio.timeout(30):
+        while replica.serves != serves or not replica.is_ready:
+            await asyncio.sleep(0.01)
+
+
+def num_warnings(caplog: pytest.LogCaptureFixture) -> int:
+    return len([each for each in caplog.records if "does not serve the same" in each.message])
+
+
 def test_an_update_of_one_replica_after_the_other_is_warned_of_once_each_time(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -420,25 +430,13 @@ def test_an_update_of_one_replica_after_the_other_is_warned_of_once_each_time(
         for version in ("1", "2", "3"):
             for fake, replica in zip(fakes, added, strict=True):
                 fake.state = {"status": "ok", "serves": {"model": version}}
-                async with asyncio.timeout(30):
-                    while replica.serves != {"model": version}:
-                        await asyncio.sleep(0.01)
+                await wait_for_serves(replicas, replica, {"model": version})
         for fake in fakes:
             await replicas.remove(fake.address)
 
     with fakes(say_who, say_who, say_who) as all_of_them:
         asyncio.run(run(*all_of_them))
-    assert len([each for each in caplog.records if "does not serve the same" in each.message]) == 2
-
-
-async def wait_for_serves(replicas: Replicas, replica: Replica, serves: dict[str, str]) -> None:
-    async with asyncio.timeout(30):
-        while replica.serves != serves or not replica.is_ready:
-            await asyncio.sleep(0.01)
-
-
-def num_warnings(caplog: pytest.LogCaptureFixture) -> int:
-    return len([each for each in caplog.records if "does not serve the same" in each.message])
+    assert num_warnings(caplog) == 2
 
 
 def test_replicas_that_were_all_stopped_and_updated_are_not_warned_of(
