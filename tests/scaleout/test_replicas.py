@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -415,6 +416,16 @@ async def wait_for_serves(replicas: Replicas, replica: Replica, serves: dict[str
             await asyncio.sleep(0.01)
 
 
+def serving(version: str) -> dict[str, Any]:
+    return {"status": "ok", "serves": {"model": version}}
+
+
+def with_two_alike(run: Callable[[FakeReplica, FakeReplica], Coroutine[Any, Any, None]]) -> None:
+    with fakes(say_who, say_who) as (first, second):
+        first.state, second.state = serving("1"), serving("1")
+        asyncio.run(run(first, second))
+
+
 def num_warnings(caplog: pytest.LogCaptureFixture) -> int:
     return len([each for each in caplog.records if "does not serve the same" in each.message])
 
@@ -429,7 +440,7 @@ def test_an_update_of_one_replica_after_the_other_is_warned_of_once_each_time(
         added = [replicas.add(fake.address) for fake in fakes]
         for version in ("1", "2", "3"):
             for fake, replica in zip(fakes, added, strict=True):
-                fake.state = {"status": "ok", "serves": {"model": version}}
+                fake.state = serving(version)
                 await wait_for_serves(replicas, replica, {"model": version})
         for fake in fakes:
             await replicas.remove(fake.address)
@@ -453,16 +464,13 @@ def test_replicas_that_were_all_stopped_and_updated_are_not_warned_of(
             await asyncio.to_thread(fake.die)
         await wait_for_ready(replicas, 0)
         for fake, replica in zip(fakes, added, strict=True):
-            fake.state = {"status": "ok", "serves": {"model": "2"}}
+            fake.state = serving("2")
             await asyncio.to_thread(fake.listen)
             await wait_for_serves(replicas, replica, {"model": "2"})
         for fake in fakes:
             await replicas.remove(fake.address)
 
-    with fakes(say_who, say_who) as all_of_them:
-        for fake in all_of_them:
-            fake.state = {"status": "ok", "serves": {"model": "1"}}
-        asyncio.run(run(*all_of_them))
+    with_two_alike(run)
     assert num_warnings(caplog) == 0
 
 
@@ -477,7 +485,7 @@ def test_a_replica_that_serves_something_else_is_warned_of_once_until_all_serve_
         replica = replicas.add(second.address)
         await wait_for_ready(replicas, 2)
         for version, expected in (("2", 1), ("1", 1), ("2", 2)):
-            second.state = {"status": "ok", "serves": {"model": version}}
+            second.state = serving(version)
             await wait_for_serves(replicas, replica, {"model": version})
             for _ in range(2):  # it has no room for a moment
                 second.state["status"] = "busy"
@@ -488,10 +496,7 @@ def test_a_replica_that_serves_something_else_is_warned_of_once_until_all_serve_
         for fake in (first, second):
             await replicas.remove(fake.address)
 
-    with fakes(say_who, say_who) as all_of_them:
-        for fake in all_of_them:
-            fake.state = {"status": "ok", "serves": {"model": "1"}}
-        asyncio.run(run(*all_of_them))
+    with_two_alike(run)
 
 
 def test_files_that_the_router_lacks_say_nothing_of_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:

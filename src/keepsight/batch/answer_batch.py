@@ -70,9 +70,8 @@ class BatchAnswerer:
         self._server, self._output, self._tally, self._note = server, output, tally, note
         self._headers = {"Authorization": f"Bearer {server.api_key}"} if server.api_key else {}
         self._silence = SilenceWatch(server.address, self._headers)
-        # Requests that were under way when engines were lost.
-        self._lost: list[Request] = []
-        self._has_lost_engines = False
+        # Requests that were under way when engines were lost, with what was said to them.
+        self._lost: list[tuple[Request, _Answer]] = []
         # With the size of each request.
         self._running: dict[asyncio.Task[None], int] = {}
         self._is_cut = False
@@ -123,8 +122,8 @@ class BatchAnswerer:
             await self._finish()
         self._start(request)
 
-    def _start(self, request: Request, is_alone: bool = False) -> None:
-        self._running[asyncio.create_task(self._answer(request, is_alone))] = len(request.body)
+    def _start(self, request: Request) -> None:
+        self._running[asyncio.create_task(self._answer(request))] = len(request.body)
 
     async def _finish(self) -> None:
         """Wait for all that is under way, and ask again for what was lost with engines: one request, then 2, 4, 8, ...
@@ -135,13 +134,14 @@ class BatchAnswerer:
         await self._wait_for_all()
         num_together, num_suspects = 1, 0
         while self._lost:
-            self._has_lost_engines = False
             group, others, self._lost = self._lost[:num_together], self._lost[num_together:], []
-            for each in group:
-                self._start(each, is_alone=len(group) == 1)
+            for request, _ in group:
+                self._start(request)
             await self._wait_for_all()
-            if self._has_lost_engines:
-                num_together, num_suspects = 1, len(self._lost)  # none if the cause was found
+            if self._lost:
+                if len(group) == 1:  # the cause is found
+                    self._write_answer(*self._lost.pop())
+                num_together, num_suspects = 1, len(self._lost)
             elif num_suspects:
                 num_suspects -= 1
             else:
@@ -167,16 +167,17 @@ class BatchAnswerer:
             self._tally.by_status[status] += 1
         self._note()
 
-    async def _answer(self, request: Request, is_alone: bool) -> None:
+    def _write_answer(self, request: Request, answer: _Answer) -> None:
+        request_id = answer.headers.get("x-request-id")
+        self._write(answer_line(request.custom_id, answer.status, request_id, answer.body), answer.status)
+
+    async def _answer(self, request: Request) -> None:
         outcome = await self._ask_until_final(request)
-        if isinstance(outcome, _Answer) and outcome.has_lost_engines:
-            self._has_lost_engines = True
-            if not is_alone:
-                self._lost.append(request)
-                return
         if isinstance(outcome, _Answer):
-            request_id = outcome.headers.get("x-request-id")
-            self._write(answer_line(request.custom_id, outcome.status, request_id, outcome.body), outcome.status)
+            if outcome.has_lost_engines:
+                self._lost.append((request, outcome))
+            else:
+                self._write_answer(request, outcome)
         elif outcome is None:
             self._is_cut = True
         elif outcome.is_unreachable:

@@ -26,20 +26,20 @@ class SilenceWatch:
         self._patience = set[asyncio.Timeout]()
         self._heard_at = 0.0
 
-    def note_heard(self) -> None:
+    def _note_heard(self) -> None:
         self._heard_at = asyncio.get_running_loop().time()
 
     @asynccontextmanager
     async def patiently(self) -> AsyncIterator[None]:
         """Wait for an answer while the server is heard. Raises NoAnswerError if it is not."""
         if not self._patience:
-            self.note_heard()  # before it was not asked
+            self._note_heard()  # before it was not asked
         try:
             async with asyncio.timeout(None) as patience:
                 self._patience.add(patience)
                 try:
                     yield
-                    self.note_heard()
+                    self._note_heard()
                 finally:
                     self._patience.discard(patience)
         except TimeoutError:
@@ -51,7 +51,7 @@ class SilenceWatch:
         while True:
             await asyncio.sleep(SECONDS_BETWEEN_LOOKS)
             if self._patience and await self._says_something():
-                self.note_heard()
+                self._note_heard()
             if asyncio.get_running_loop().time() - self._heard_at >= MAX_SILENT_SECONDS:
                 given_up, self._patience = self._patience, set()
                 for each in given_up:

@@ -119,10 +119,11 @@ def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
         end, has_backslash = _find_end(body, begin)
         if end < 0:
             return
-        is_whole = end - begin >= MIN_BYTES and not has_backslash and not _is_escaped(body, quote)
+        if end - begin < MIN_BYTES or has_backslash or _is_escaped(body, quote):
+            continue
         head = bytes(body[begin : begin + MAX_HEAD_BYTES])
         is_bare = field is not None and b":" not in head  # otherwise it is a URL
-        if is_whole and (is_bare or _has_marker(head)):
+        if is_bare or _has_marker(head):
             yield begin, end, is_bare
 
 
