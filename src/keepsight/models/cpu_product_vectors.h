@@ -8,10 +8,12 @@
 
 #include "cpu_products.h"
 
+/* Rows of a tile: their sums and the weights of a step take nearly all registers. With 6 rows on 16 registers, compilers move
+ * sums to memory as soon as weights are widened, which takes 1.4 times as long. */
 #if LANES == 16
-#define MOST_ROWS 12 /* of a tile: uses all registers but those for weights and one for the current input */
+#define MOST_ROWS 12
 #else
-#define MOST_ROWS 6
+#define MOST_ROWS 5
 #endif
 
 /* Words of a row per block. With fewer, tiles are begun and ended more often, which takes as long as twenty inputs each.
@@ -23,9 +25,12 @@
 #define PANELS_AT_ONCE 8
 /* How far ahead of its use a single strip prefetches the weight. */
 #define STEPS_AHEAD 64
+/* The fewest strips for which a stretch of int8 is widened once; fewer widen it in registers, as all do with bfloat16. */
+#define STRIPS_WORTH_WIDENING 3
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
+    float widened[WORDS_AT_ONCE * PANEL] __attribute__((aligned(64)));
     long strips;
     /* The next address to prefetch, and how many bytes with each step. */
     const char *ahead;
@@ -158,18 +163,59 @@ INLINE void multiply_tile(
 #if MOST_ROWS == 12
 #define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 #else
-#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
+#define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5)
 #endif
+
+INLINE int is_worth_widening(const product_room *room, arithmetic kind)
+{
+    return is_of_int8(kind) && room->strips >= STRIPS_WORTH_WIDENING;
+}
+
+/* The arithmetic by which rows are multiplied by a widened stretch; the sums are the same. */
+INLINE arithmetic once_widened(arithmetic kind)
+{
+    return rounds_rows(kind) ? BFLOAT16_BY_SAME : FLOAT32;
+}
+
+INLINE void widen_stretch(float *to, stretch its, const arithmetic kind)
+{
+    const lanes *weight = its.first;
+    for (long step = parts_of(its.inputs, inputs_of_step(kind)); step; step--, weight += VECTORS)
+#pragma GCC unroll 4
+        for (int word = 0; word < words_of_step(kind); word++)
+#pragma GCC unroll 2
+            for (int v = 0; v < VECTORS; v++, to += LANES) {
+                const lanes others = others_of(weight[v], word, kind);
+                memcpy(to, &others, sizeof others);
+            }
+}
 
 /* A single strip prefetches the weights that it is about to use; several strips prefetch, in equal shares, the stretch that
  * comes next. */
-INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
+INLINE void take_stretch(product_room *room, stretch its, stretch next, const arithmetic kind)
 {
-    (void)kind;
+    const int is_widened = is_worth_widening(room, kind);
+    if (is_widened)
+        widen_stretch(room->widened, its, kind);
     room->ahead = room->strips > 1 && next.first ? next.first : its.first;
     if (room->strips == 1)
         room->ahead += STEPS_AHEAD * BYTES_OF_STEP;
-    room->ahead_by_step = parts_of(BYTES_OF_STEP, room->strips);
+    room->ahead_by_step = parts_of(BYTES_OF_STEP, room->strips * (is_widened ? words_of_step(kind) : 1));
+}
+
+INLINE void multiply_strip(
+    places_of_sums to, const float *sums, const void *prepared, long rows, const void *weight, long steps, int is_first,
+    product_room *room, const arithmetic kind)
+{
+#define OF(count) \
+    case count: \
+        multiply_tile(to, sums, prepared, weight, steps, is_first, room->ahead, room->ahead_by_step, count, kind); \
+        break;
+    switch (rows) {
+        FOR_EACH_COUNT(OF)
+    }
+    room->ahead += steps * room->ahead_by_step;
+#undef OF
 }
 
 INLINE void multiply_rows(
@@ -178,16 +224,11 @@ INLINE void multiply_rows(
 {
     (void)is_new;
     const long steps = parts_of(weight.inputs, inputs_of_step(kind));
-#define OF(count) \
-    case count: \
-        multiply_tile( \
-            to, sums, prepared, weight.first, steps, is_first, room->ahead, room->ahead_by_step, count, kind); \
-        break;
-    switch (rows) {
-        FOR_EACH_COUNT(OF)
-    }
-    room->ahead += steps * room->ahead_by_step;
-#undef OF
+    if (is_worth_widening(room, kind))
+        multiply_strip(
+            to, sums, prepared, rows, room->widened, steps * words_of_step(kind), is_first, room, once_widened(kind));
+    else
+        multiply_strip(to, sums, prepared, rows, weight.first, steps, is_first, room, kind);
 }
 
 #endif
