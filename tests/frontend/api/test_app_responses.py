@@ -388,6 +388,7 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort"),
         ({"tools": [LOOK | {"async": True}]}, "tools[0].async"),
         ({"tools": [LOOK, GO | {"allowed_callers": ["programmatic"]}]}, "tools[1].allowed_callers"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),

@@ -13,7 +13,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import ThoughtTokens
-from tests.frontend.api.app_client import Client, FakeEngine, complete
+from tests.frontend.api.app_client import Client, FakeEngine, complete, error_of
 from tests.frontend.api.test_app_messages import gather
 from tests.frontend.api.test_app_responses import ask, kinds, stream, without_ids
 from tests.frontend.qwen_like import build_thinking_checkpoint
@@ -174,12 +174,38 @@ def test_a_completion_includes_the_thought(client: Client) -> None:
 @pytest.mark.parametrize("asked", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}])
 def test_a_model_told_not_to_think_answers_without_a_thought(client: Client, asked: dict[str, Any]) -> None:
     if opens(client):
-        return  # this template always opens a thought
+        return  # this model always thinks
     client.engine.text = "<think>Red."
     body = client.chat(**asked).json()
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "<think>Red.", "refusal": None}
     assert "completion_tokens_details" not in body["usage"]
     assert client.engine.requests[-1].thought is None
+
+
+def test_an_effort_of_reasoning_is_taken_by_models_that_think(client: Client) -> None:
+    say(client, ANSWERED)
+    for effort in ("low", "medium", "high"):
+        assert client.chat(reasoning_effort=effort).json()["choices"][0]["message"]["reasoning"]
+        assert [item["type"] for item in ask(client, reasoning={"effort": effort})["output"]] == [
+            "reasoning",
+            "message",
+        ]
+
+
+def test_an_effort_that_a_model_does_not_have_is_refused_by_its_name_in_each_api(client: Client) -> None:
+    if not opens(client):
+        return
+    assert error_of(client.chat(reasoning_effort="none")) == (400, "reasoning_effort", "unsupported_field")
+    body = {"input": "Hello", "reasoning": {"effort": "none"}}
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        refused = client.send("POST", path, json=body)
+        assert error_of(refused) == (400, "reasoning.effort", "unsupported_field")
+
+
+def test_a_word_that_is_no_effort_is_refused_with_those_that_are(client: Client) -> None:
+    refused = client.chat(reasoning_effort="some")
+    assert error_of(refused) == (400, "reasoning_effort", "invalid_argument")
+    assert "'minimal' or 'low'" in refused.json()["error"]["message"]
 
 
 def test_a_response_has_a_thought_as_an_item_before_its_message(client: Client) -> None:
@@ -248,7 +274,7 @@ def test_a_message_has_a_thought_as_a_block_and_can_be_sent_back_with_it(client:
 
 def test_a_message_of_a_model_that_is_told_not_to_think_has_none(client: Client) -> None:
     gather(client, thinking={"type": "disabled"})
-    client.chat(reasoning_effort="none")
+    client.chat(reasoning_effort=None if opens(client) else "none")
     of_message, of_chat = client.engine.requests
     assert (of_message.token_ids, of_message.thought) == (of_chat.token_ids, of_chat.thought)
 

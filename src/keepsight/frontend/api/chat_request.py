@@ -22,6 +22,7 @@ from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValu
 from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.prompt.reasoning_effort import Effort
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -88,6 +89,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     chat_template_kwargs: dict[str, Any] | None = None
     prediction: Prediction | None = None
     include_reasoning: bool | None = None
+    reasoning_effort: Effort | None = None
 
     audio: Refused = None
     chat_template: Refused = None
@@ -97,7 +99,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     functions: Refused = None
     media_io_kwargs: Refused = None
     modalities: Refused = None
-    reasoning_effort: Refused = None
     return_prompt_text: Refused = None
     service_tier: Refused = None
     store: Refused = None
@@ -113,7 +114,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "functions": ([],),
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
-        "reasoning_effort": ("none",),
         "return_prompt_text": (False,),
         "service_tier": ("auto", "default"),
         "store": (False,),
@@ -200,11 +200,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         return None
 
 
-def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mapping[str, Any] | None:
-    """Return the variables of the chat template. Templates of models that need not think read `enable_thinking`."""
-    return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
-
-
 _decoder = BodyDecoder(ChatRequest)
 
 
@@ -212,6 +207,5 @@ def parse_chat_request(body: Buffer) -> ChatRequest:
     request = decode_lifting(_decoder, body)
     request.check()
     end = choose_end(request.add_generation_prompt, request.continue_final_message)
-    variables = choose_variables(request.chat_template_kwargs, request.reasoning_effort)
-    conversation = read_messages(request.messages, end, variables)
-    return msgspec.structs.replace(request, messages=conversation)
+    conversation = read_messages(request.messages, end, request.chat_template_kwargs)
+    return msgspec.structs.replace(request, messages=replace(conversation, effort=request.reasoning_effort))

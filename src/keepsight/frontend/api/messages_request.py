@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from keepsight.frontend.api.chat_request import MediaProcessorOptions, choose_variables
+from keepsight.frontend.api.chat_request import MediaProcessorOptions
 from keepsight.frontend.api.generation_fields import OwnOptions
 from keepsight.frontend.api.messages_fields import (
     ChosenTool,
@@ -23,6 +23,7 @@ from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValu
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_blocks import read_blocks
 from keepsight.frontend.prompt.read_messages import CacheControl
+from keepsight.frontend.prompt.reasoning_effort import SWITCHES
 
 
 class MessagesChat(RenamedChat, frozen=True, kw_only=True):
@@ -75,8 +76,9 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     def _list_fields(self) -> dict[str, Any]:
         """Return the fields of the chat request, by their names there."""
         thinking, choice = self.thinking, self.tool_choice
-        effort = "none" if thinking is not None and thinking.type == "disabled" else None
-        variables = choose_variables(self.chat_template_kwargs, effort)
+        # This is also what the field's absence asks for in Anthropic's API, so models that cannot but think do so.
+        is_off = thinking is not None and thinking.type == "disabled"
+        variables = dict.fromkeys(SWITCHES if is_off else (), False) | (self.chat_template_kwargs or {})
         conversation, places = read_blocks(self.messages, self.system, variables)
         form = None if self.output_config is None else self.output_config.format
         return {

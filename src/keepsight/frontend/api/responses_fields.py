@@ -8,6 +8,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
 from keepsight.frontend.api.tool_fields import AllowedTools, Function, NamedTool, Tool, ToolsChoice
 from keepsight.frontend.http.decode_body import NeutralValues, Refused
+from keepsight.frontend.prompt.reasoning_effort import Effort
 
 Includable = Literal[
     "message.output_text.logprobs",
@@ -87,12 +88,9 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Thoughts are returned whole and never summarized, so the options for summaries have no effect."""
 
+    effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
-
-    effort: Refused = None
-
-    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"effort": ("none",)}
 
 
 class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -4,12 +4,13 @@ Errors found after the conversion are reported under the names of the Responses 
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.api.chat_request import MediaProcessorOptions, choose_variables
+from keepsight.frontend.api.chat_request import MediaProcessorOptions
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.renamed_chat import RenamedChat
 from keepsight.frontend.api.responses_fields import (
@@ -92,7 +93,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
 
     def check(self) -> None:
         check_refused(self)
-        for name in ("text", "stream_options", "reasoning"):
+        for name in ("text", "stream_options"):
             if (nested := getattr(self, name)) is not None:
                 check_refused(nested, name)
         for index, tool in enumerate(self.tools or ()):
@@ -125,13 +126,12 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
         """Convert to a chat request. `before`: the items of the conversation that it continues."""
         effort = None if self.reasoning is None else self.reasoning.effort
-        variables = choose_variables(self.chat_template_kwargs, effort)
-        conversation, places = read_items(self.input, self.instructions, before, variables)
+        conversation, places = read_items(self.input, self.instructions, before, self.chat_template_kwargs)
         form = None if self.text is None or self.text.format is None else self.text.format.as_in_chat()
         choice = self.tool_choice
         return ResponsesChat(
             **{name: getattr(self, name) for name in _SHARED},
-            messages=conversation,
+            messages=replace(conversation, effort=effort),
             max_completion_tokens=self.max_output_tokens,
             response_format=form,
             logprobs=self._wants_logprobs or None,
@@ -187,6 +187,7 @@ class ResponsesChat(RenamedChat, frozen=True, kw_only=True):
     OWN_NAMES: ClassVar[Mapping[str, str]] = {
         "max_completion_tokens": "max_output_tokens",
         "max_tokens": "max_output_tokens",
+        "reasoning_effort": "reasoning.effort",
         "response_format.json_schema.schema": "text.format.schema",
         "response_format.json_schema": "text.format",
         "response_format": "text.format",

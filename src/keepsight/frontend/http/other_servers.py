@@ -42,6 +42,7 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
     "parameters": ("input_schema", "function.parameters"),
     "prompt": ("input", "messages"),
     "reasoning_effort": "reasoning.effort",
+    "reasoning": "reasoning_effort",
     "regex": "structured_outputs.regex",
     "resized_height": "mm_processor_kwargs.max_pixels",
     "resized_width": "mm_processor_kwargs.max_pixels",

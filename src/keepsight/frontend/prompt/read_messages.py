@@ -32,6 +32,7 @@ from keepsight.frontend.prompt.check_fields import (
 from keepsight.frontend.prompt.lift_data_urls import MAX_HEAD_BYTES, as_data_url
 from keepsight.frontend.prompt.message_contents import join_texts
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
+from keepsight.frontend.prompt.reasoning_effort import Effort
 from keepsight.media import Kind, KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
@@ -119,6 +120,7 @@ class Conversation:
     end: PromptEnd = "answer"
     # Further variables for the chat template.
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    effort: Effort | None = None
     # The texts of documents, by message and part: to be made plain.
     quoted: frozenset[tuple[int, int]] = frozenset()
 
@@ -143,7 +145,7 @@ class Conversation:
         index = breakpoint_.num_messages
         cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
         silent = [_say_nothing(each) for each in self.messages[index + 1 :]]
-        return Conversation([*self.messages[:index], cut, *silent], (), variables=self.variables)
+        return Conversation([*self.messages[:index], cut, *silent], (), variables=self.variables, effort=self.effort)
 
 
 def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:

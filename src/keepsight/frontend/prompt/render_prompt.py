@@ -4,20 +4,13 @@ The template comes with the checkpoint and is not trusted: it sees plain strings
 grows without end is refused. A picture is only a marker in the text here.
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import jinja2
-import jinja2.exceptions
-import jinja2.ext
 import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-import jinja2.utils
 from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
@@ -26,6 +19,8 @@ from keepsight.frontend.prompt.mark_end import GOES_ON, cut_at_mark, mark_end
 from keepsight.frontend.prompt.message_contents import as_parts, join_all, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
+from keepsight.frontend.prompt.reasoning_effort import Effort, spell_effort
+from keepsight.frontend.prompt.template_environment import compile_template, describe_error, make_environment
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
 from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.frontend.prompt.write_tools_as_text import (
@@ -58,8 +53,8 @@ class ChatTemplate:
     ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
-        self._template = None if source is None else _compile(source, path)
-        parsed = _make_environment().parse(source or "")
+        self._template = None if source is None else compile_template(source, path)
+        parsed = make_environment().parse(source or "")
         # The roles that the template knows are among them.
         self._texts = find_texts(parsed)
         # Those that a request may set.
@@ -75,6 +70,7 @@ class ChatTemplate:
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._writes_like_object('{"probe": [1, 2]}')
         self._takes_texts_as_values = self._writes_like_object({"probe": "[1, 2]"})
+        self._always_thinks = self._find_whether_it_opens_thoughts()
         # What the template silently leaves out.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
@@ -98,7 +94,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         conversation = read_messages(messages)
-        variables = self._choose_variables(conversation.variables)
+        variables = self._spell_effort(conversation.effort) | self._choose_variables(conversation.variables)
         # Checked before tools are written into the messages, as errors name a message by its index in the request.
         num_joined = self._count_joined(conversation.messages)
         self._check_is_not_alone(conversation.messages)
@@ -139,7 +135,7 @@ class ChatTemplate:
         except ChatTemplateError:
             raise
         except Exception as error:  # a template can raise whatever Python can
-            raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
+            raise ChatTemplateError("messages", f"the chat template refused them: {describe_error(error)}") from error
 
     def _choose_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables that the template reads. Others are accepted only if they are falsy."""
@@ -151,6 +147,12 @@ class ChatTemplate:
                 reason = f"it uses {', '.join(sorted(self._variables)) or 'none'}"
                 raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {reason}")
         return {name: value for name, value in given.items() if name in self._variables}
+
+    def _spell_effort(self, effort: Effort | None) -> dict[str, Any]:
+        if effort is None:
+            return {}
+        may_think = self.thought_form is not None
+        return spell_effort(effort, self._variables, may_think=may_think, always_thinks=self._always_thinks)
 
     def _check_role(self, role: str, field: str) -> None:
         """Refuse an unknown role: many templates would write any role into the prompt."""
@@ -222,6 +224,11 @@ class ChatTemplate:
         call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         user, assistant = {"role": "user", "content": _PROBE}, {"role": "assistant", "content": ""}
         return self._try_out(_write_contents([user, assistant | {"tool_calls": [call]}], self._content_form))
+
+    def _find_whether_it_opens_thoughts(self) -> bool:
+        """Find out whether a prompt ends within a thought, if no variable says otherwise."""
+        prompt = self._try_out(_write_contents([_turn("user")], self._content_form))
+        return self.thought_form is not None and prompt.rstrip().endswith(self.thought_form.opening)
 
     def _find_whether_it_drops_system_parts(self) -> bool:
         """Find this out by trial: Gemma 3's template shows only the first part of a system message."""
@@ -354,32 +361,6 @@ def _choose_source(path: Path, template: object) -> str:
     return template
 
 
-def _compile(source: str, path: Path | str) -> jinja2.Template:
-    try:
-        return _make_environment().from_string(source)
-    except (jinja2.TemplateError, RecursionError) as error:
-        raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    def handle_exception(self, source: str | None = None) -> NoReturn:
-        """Re-raise as it is: jinja2's rewritten traceback would reference itself and, with newer Pythons, keep alive
-        what its callers hold.
-        """
-        raise
-
-
-def _make_environment() -> jinja2.Environment:
-    environment = _Environment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals.update(
-        raise_exception=_raise_exception, strftime_now=_strftime_now, dict=_make_dict, namespace=_Namespace
-    )
-    return environment
-
-
 def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
     """Join the pieces, counting while the text grows: an endless loop in the template yields forever."""
     text: list[str] = []
@@ -390,59 +371,3 @@ def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
         if num_characters > max_characters:
             raise ChatTemplateError("messages", f"the chat template wrote more than {max_characters} characters")
     return "".join(text)
-
-
-def _describe(error: BaseException) -> str:
-    return str(error.message) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
-
-
-class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's words for training; here it has no effect."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-class _Namespace(jinja2.utils.Namespace):
-    """jinja2's namespace, but names of Python's internals cannot be stored on it."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works
-        attributes = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _check_is_public(name)
-        jinja2.utils.Namespace.__init__(args[0], attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_is_public(name)
-        super().__setitem__(name, value)
-
-
-def _check_is_public(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise jinja2.exceptions.SecurityError(f"a namespace cannot hold {name!r}")
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
-
-
-def _raise_exception(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Write JSON without escaping HTML, as jinja2's own filter would."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
