@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.join_answers import join_answers
 from keepsight.frontend.prompt.read_items import read_items
 from keepsight.frontend.prompt.read_messages import DocumentPart
 
@@ -88,7 +89,7 @@ def test_calls_belong_to_what_was_said_with_them_and_results_follow() -> None:
     result = {"type": "function_call_output", "call_id": "c1", "output": [PICTURE, text("the sea")], "id": None}
     items = [user(text("Where?")), message, CALL | {"id": "fc_1", "status": "completed"}, result]
     conversation, _ = read_items(items)
-    _, answer, outcome = conversation.messages
+    _, answer, outcome = join_answers(conversation.messages)
     assert answer["content"] == [{"type": "text", "text": "I look."}]
     assert [call["id"] for call in answer["tool_calls"]] == ["c1"]
     assert (outcome["role"], outcome["tool_call_id"]) == ("tool", "c1")
@@ -105,8 +106,9 @@ def test_calls_and_results_may_be_sent_back_as_openai_s_client_dumps_them() -> N
 
 def test_calls_alone_are_an_answer_that_says_nothing_else() -> None:
     conversation, _ = read_items([user(text("Where?")), CALL, CALL | {"call_id": "c2"}])
-    assert conversation.messages[1]["content"] == ""
-    assert [call["id"] for call in conversation.messages[1]["tool_calls"]] == ["c1", "c2"]
+    _, answer = join_answers(conversation.messages)
+    assert answer["content"] == ""
+    assert [call["id"] for call in answer["tool_calls"]] == ["c1", "c2"]
 
 
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
@@ -115,12 +117,13 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 def test_a_thought_belongs_to_the_answer_behind_it() -> None:
     answer = {"role": "assistant", "content": [{"type": "output_text", "text": "Red."}]}
     conversation, places = read_items([user(text("Where?")), THOUGHT, answer, user(text("And?")), THOUGHT, CALL])
-    assert [message.get("reasoning_content") for message in conversation.messages] == [None, "Hm.", None, "Hm."]
-    assert conversation.messages[1]["content"] == [{"type": "text", "text": "Red."}]
-    assert conversation.messages[3]["tool_calls"][0]["id"] == "c1"
-    assert places.find("messages[1].content[0].text") == "input[2].content[0].text"
+    joined = join_answers(conversation.messages)
+    assert [message.get("reasoning_content") for message in joined] == [None, "Hm.", None, "Hm."]
+    assert joined[1]["content"] == [{"type": "text", "text": "Red."}]
+    assert joined[3]["tool_calls"][0]["id"] == "c1"
+    assert places.find("messages[2].content[0].text") == "input[2].content[0].text"
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
-    assert read_items([user(text("Where?")), summary, answer])[0].messages[1]["reasoning_content"] == "Hm."
+    assert join_answers(read_items([summary, answer])[0].messages)[0]["reasoning_content"] == "Hm."
 
 
 def test_a_thought_that_came_to_no_answer_is_a_message_of_its_own() -> None:

@@ -1,7 +1,8 @@
 """Converts items of OpenAI's Responses API into chat messages, which `read_messages` reads.
 
 All rules for messages are there; here is only what differs: the names of fields, and where they are. Every error names
-the field as the client wrote it (`input[1].content[0].image_url`).
+the field as the client wrote it (`input[1].content[0].image_url`). Each item becomes a message of its own:
+`join_answers` makes one of those that were one answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -137,36 +138,25 @@ class _Messages:
             refuse(f"{place}.role", "tool", "a message's: a tool's result is an item of the type function_call_output")
         check_fields(item, place, {"role", "content", *_OF_ITEMS}, _WHEN_EMPTY)
         role, content = item.get("role"), item.get("content")
-        thought = self._take_thought() if role == "assistant" else {}
         if role in SYSTEM_ROLES and self._has_only_instructions:
             # Few templates allow two system messages.
             content = self._join(self.messages.pop()["content"], content, f"{place}.content")
         else:
             content = self._read_content(content, f"{place}.content")
-        self.add({"role": role, "content": content} | thought, place)
+        self.add({"role": role, "content": content}, place)
 
     def _add_thought(self, thought: ThoughtItem, place: str) -> None:
-        """Add a thought as a message that the message or calls after it take over, if its answer was not cut off."""
         parts = thought.content or thought.summary or ()
         text = "\n".join(part.text for part in parts)
         if text:
             self.add({"role": "assistant", "content": "", "reasoning_content": text}, place)
 
-    def _take_thought(self) -> dict[str, str]:
-        """Remove the last message if it is only a thought, and return that for the answer that follows."""
-        last = self.messages[-1] if self.messages else {}
-        is_alone = "reasoning_content" in last and last["content"] == "" and "tool_calls" not in last
-        return {"reasoning_content": self.messages.pop()["reasoning_content"]} if is_alone else {}
-
     def _add_call(self, call: CallItem, place: str) -> None:
-        """Add a call to the message that came with it."""
         check_refused(call, place)
         self._call_ids.add(call.call_id)
-        if not self.messages or self.messages[-1].get("role") != "assistant":
-            self.add({"role": "assistant", "content": ""}, place)
         function = {"name": call.name, "arguments": call.arguments}
-        calls = self.messages[-1].setdefault("tool_calls", [])
-        calls.append({"id": call.call_id, "type": "function", "function": function})
+        calls = [{"id": call.call_id, "type": "function", "function": function}]
+        self.add({"role": "assistant", "content": "", "tool_calls": calls}, place)
 
     def _add_result(self, result: ResultItem, place: str) -> None:
         if result.call_id not in self._call_ids:

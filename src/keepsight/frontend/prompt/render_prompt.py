@@ -15,6 +15,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
+from keepsight.frontend.prompt.join_answers import join_answers
 from keepsight.frontend.prompt.mark_end import GOES_ON, cut_at_mark, mark_end
 from keepsight.frontend.prompt.message_contents import as_parts, join_all, join_texts
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
@@ -101,7 +102,7 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
             self._check_is_shown(index, message, is_first=index < max(num_joined, 1))
-        written = _write_contents(conversation.messages, self._content_form)
+        written = join_answers(_write_contents(conversation.messages, self._content_form))
         written = _write_contents(self._with_tools(written, tools, num_joined), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
         if self._drops_system_parts:
