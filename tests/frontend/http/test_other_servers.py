@@ -76,7 +76,10 @@ def test_a_field_is_suggested_where_the_body_has_it(
         ({"timings_per_token": True}, r"of this API$"),
         ({"images": []}, r"of this API$"),
         ({"template": "x"}, r"of this API$"),
-        ({"separate_reasoning": False}, "thoughts are always separate"),
+        (
+            {"separate_reasoning": False},
+            "except for true, .*; a completion, whose text includes the thought, does the same",
+        ),
         ({"guided_decoding_disable_fallback": True}, r"of this API$"),
     ],
 )

@@ -61,7 +61,12 @@ def test_content_in_several_lines_is_told_so(space: str) -> None:
 
 @pytest.mark.parametrize(
     ("encoded", "fault"),
-    [("AAA%3D", "percent-encoded"), ("AAA_", "URL-safe alphabet"), ("-AAA", "URL-safe alphabet")],
+    [
+        ("AAAA,AAAA", "send a film as it is"),
+        ("AAA%3D", "percent-encoded"),
+        ("AAA_", "URL-safe alphabet"),
+        ("-AAA", "URL-safe alphabet"),
+    ],
 )
 def test_another_encoding_than_plain_base64_is_told(encoded: str, fault: str) -> None:
     with pytest.raises(UnreadablePictureError, match=fault):

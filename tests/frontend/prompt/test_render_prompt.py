@@ -609,6 +609,14 @@ def test_a_text_of_an_answer_may_repeat_the_answer_s_other_fields() -> None:
     plain = calling() | {"content": [{"type": "text", "text": "I look."}], "reasoning": "Hm."}
     repeating = {"type": "text", "text": "I look.", "tool_calls": plain["tool_calls"], **others, **empty}
     assert render(source, [plain | {"content": [repeating]}, ANSWER]) == render(source, [plain, ANSWER])
+    refusing: dict[str, Any] = {
+        "type": "refusal",
+        "refusal": "I look.",
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [],
+    }
+    assert render(source, [plain | {"content": [refusing]}, ANSWER]) == render(source, [plain, ANSWER])
     cited = repeating | {"annotations": [{"type": "url_citation"}]}
     for role, part, name in (("user", repeating, "tool_calls"), ("assistant", cited, "annotations")):
         with pytest.raises(UnsupportedFieldError, match=rf"messages\[0\].content\[0\].{name}: is unknown"):

@@ -100,8 +100,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     media_io_kwargs: Refused = None
     modalities: Refused = None
     return_prompt_text: Refused = None
+    separate_reasoning: Refused = None
     service_tier: Refused = None
     store: Refused = None
+    stream_reasoning: Refused = None
     verbosity: Refused = None
     web_search_options: Refused = None
 
@@ -115,8 +117,11 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         "media_io_kwargs": ({},),
         "modalities": (["text"],),
         "return_prompt_text": (False,),
+        # SGLang's two: thoughts are always separate, and streamed as they come.
+        "separate_reasoning": (True,),
         "service_tier": ("auto", "default"),
         "store": (False,),
+        "stream_reasoning": (True,),
         "verbosity": ("medium",),
     }
 

@@ -56,13 +56,13 @@ FIELDS: Mapping[str, str | tuple[str, ...]] = {
 # What is wrong with a field of this name, in place of the name of another.
 FIELD_FAULTS = {
     "extra_body": "is an argument of OpenAI's Python client only: what it contains belongs in the body itself",
-    "separate_reasoning": "is not needed: a chat's thoughts are always separate from its answer",
 }
 # Alternatives to refused fields.
 FIELD_ALTERNATIVES = {
     "max_tokens": "max_output_tokens",
     "request_id": "the header X-Request-Id",
     "response_format": "text.format",
+    "separate_reasoning": "a completion, whose text includes the thought,",
 }
 # Endpoints: vLLM's, SGLang's, llama.cpp's and Ollama's.
 PATHS = {

@@ -39,12 +39,13 @@ def content_without_repeated(message: Fields) -> object:
 
 
 def _repeats(part: object) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and part.get("role") == _ROLE
+    return isinstance(part, Mapping) and part.get("type") in ("text", "refusal") and part.get("role") == _ROLE
 
 
 def _leave_out(part: Mapping[str, Any]) -> Fields:
-    return {name: value for name, value in part.items() if not _is_repeated(name, value)}
+    """Return the part without what it repeats. A refusal's has its text under a name that is also an answer's."""
+    return {name: value for name, value in part.items() if name == part["type"] or not _is_repeated(name, value)}
 
 
 def _is_repeated(name: str, value: object) -> bool:
-    return name in ("role", *FIELDS_OF_ANSWERS) or (name in EMPTY_IN_ANSWERS and says_nothing(value))
+    return name in ("role", *FIELDS_OF_ANSWERS) or (name in ("content", *EMPTY_IN_ANSWERS) and says_nothing(value))
