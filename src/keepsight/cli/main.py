@@ -12,6 +12,7 @@ from typing import Any
 
 from keepsight import __version__
 from keepsight.cli.add_command import add_command
+from keepsight.cli.config_file import add_config_file, fill_from_file
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
@@ -67,7 +68,12 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             _load(name).add_arguments(subparser)
-    return parser.parse_args(arguments)
+            if name == "serve":
+                add_config_file(subparser)
+    parsed = parser.parse_args(arguments)
+    if parsed.command == "serve" and parsed.config is not None:
+        fill_from_file(parsed, _load("serve").add_arguments, arguments[1:])
+    return parsed
 
 
 def _load(command: str) -> Any:
