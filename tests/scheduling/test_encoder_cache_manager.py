@@ -356,6 +356,20 @@ class TestProtection:
         assert cache.try_begin(C, "large", 5)
         assert cache.take_evicted() == ("y", "x")
 
+    @pytest.mark.parametrize(("num_protected", "num_in_use", "num_wanted"), [(3, 4, 6), (6, 2, 5)])
+    def test_what_is_in_use_is_waited_for_if_its_room_with_what_is_not_kept_would_be_enough(
+        self, num_protected: int, num_in_use: int, num_wanted: int
+    ) -> None:
+        cache = manager(10)
+        names = [f"x{number}" for number in range(num_protected)]
+        keep(cache, *names, num_embeddings=1)
+        for name in names:
+            cache.protect(A, name)
+        hold(cache, B, "z", num_in_use)
+        assert not cache.try_begin(C, "large", num_wanted)
+        cache.release(B, "z")
+        assert cache.try_begin(C, "large", num_wanted)
+
     def test_what_is_claimed_ahead_leaves_protected_entries_their_room(self) -> None:
         cache = manager(4)
         cache.protect(A, "x")

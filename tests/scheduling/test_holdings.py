@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keepsight.requests import MediaDropped, MediaHeld
 from keepsight.scheduling.holdings import Holdings
-from tests.scheduling.drive import Drive, beside_drive, make_config, make_request
+from tests.scheduling.drive import Drive, adapter, beside_drive, make_config, make_request
 from tests.scheduling.long_run import thorough
 
 
@@ -121,6 +121,12 @@ def test_a_picture_is_held_from_the_beginning_of_its_encoding() -> None:
     drive.step()
     assert drive.believed == set()
     drive.step()
+    assert drive.believed == {"cat"}
+
+
+def test_embeddings_that_an_adapter_changes_are_held_under_the_picture_s_own_name() -> None:
+    drive = Drive(make_config(caches_prefixes=False))
+    drive.run(make_request("a", 3, "cat", adapter=adapter("digest", changes_encoder=True)))
     assert drive.believed == {"cat"}
 
 

@@ -77,8 +77,13 @@ class EncoderCacheManager:
 
     @property
     def _num_free_bytes(self) -> int:
-        num_unprotected_bytes = max(0, self._num_protected_bytes - self._max_protected_bytes)
-        return self._config.max_bytes - self.num_bytes + self._num_idle_bytes + num_unprotected_bytes
+        num_idle_bytes = self._num_idle_bytes + self._num_protected_bytes
+        return self._config.max_bytes - self.num_bytes + num_idle_bytes - self._num_kept_bytes
+
+    @property
+    def _num_kept_bytes(self) -> int:
+        """How much idle entries that are protected keep from others."""
+        return min(self._num_protected_bytes, self._max_protected_bytes)
 
     @property
     def num_pinned_bytes(self) -> int:
@@ -162,11 +167,9 @@ class EncoderCacheManager:
 
     def _try_make_room(self, num_bytes: int, *, spares_protected: bool) -> bool:
         if num_bytes > self._num_free_bytes:
-            num_idle_bytes = self._num_idle_bytes + self._num_protected_bytes
-            num_kept_bytes = min(self._num_protected_bytes, self._max_protected_bytes)
             # What is in use is released sooner or later, and may leave its room instead.
-            may_wait = self.num_bytes > num_idle_bytes and num_bytes <= self._config.max_bytes - num_kept_bytes
-            if spares_protected or may_wait or num_bytes > self._config.max_bytes - self.num_bytes + num_idle_bytes:
+            may_wait = num_bytes <= self._config.max_bytes - self._num_kept_bytes
+            if spares_protected or may_wait or num_bytes > self._num_free_bytes + self._num_kept_bytes:
                 return False
         while num_bytes > self._config.max_bytes - self.num_bytes:
             self._drop_idle(self._idle.first() if self._idle else next(iter(self._protected)))
