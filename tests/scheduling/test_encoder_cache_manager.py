@@ -311,8 +311,10 @@ class TestPins:
         cache = manager(4)
         cache.pin("x", until=10)
         hold(cache, A, "x")
+        cache.pin("x", until=10)
         cache.forget()
         cache.pin("x", until=10)
+        assert cache.num_pinned_bytes == 0
         keep(cache, "y")
         cache.pin("y", until=10)
         cache.check_invariants()
@@ -327,6 +329,7 @@ class TestPins:
         cache = manager(4, is_shared=False)
         hold(cache, A, "x")
         cache.pin("x", until=10)
+        assert cache.num_pinned_bytes == 0
         cache.release(A, "x")
         cache.check_invariants()
         assert cache.num_entries == 0

@@ -287,6 +287,18 @@ def test_a_request_that_needs_no_room_tries_again_with_those_that_do() -> None:
     drive.expect_all_answered()
 
 
+def test_a_request_whose_picture_is_being_encoded_for_another_needs_no_room() -> None:
+    drive = drive_with_a_queue(3)
+    drive.add(make_request("wants the second's", "picture 1", 5, max_tokens=1))
+    drive.step()
+    drive.runner.set_pace(lambda: not drive.runner.encoded)
+    while not drive.scheduler.media.encoder_cache.can_find("picture 1"):
+        drive.step()
+    assert ready_to_retry(drive) == ["2", "wants the second's"]
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
 def test_a_request_waiting_for_an_encoding_tries_again_only_when_it_is_done() -> None:
     drive = drive_with_a_queue(1)
     for number in range(20):
@@ -594,6 +606,18 @@ def test_small_items_do_not_for_ever_take_the_room_that_a_larger_one_before_them
     drive.expect_nothing_left()
 
 
+def test_a_request_that_leaves_keeps_no_room_from_those_behind_it() -> None:
+    drive = Drive(make_config(num_pictures=1), is_done=lambda: False)
+    for name, length in (("first", 3), ("large", 6), ("small", 2)):
+        drive.add(with_lengths(name, length))
+    for _ in range(3):
+        drive.step()
+    assert claimed(drive) == {"first": 1, "large": 0, "small": 0}
+    drive.abort("large")
+    drive.step()
+    assert claimed(drive) == {"first": 1, "small": 1}
+
+
 def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_longer_one_before_them() -> None:
     steps = itertools.count()
     # Three of the shorter fit at once; beside two of them the longer does not.
@@ -762,6 +786,21 @@ def test_an_item_found_then_evicted_is_reported_as_made_if_it_is_made() -> None:
     assert drive.runner.encoded == ["cat", "x", "y", "cat"]
     origins = {begun.request.request_id: begun.origins for begun in drive.scheduler.take_begun()}
     assert origins == {"early": {0: "made", 1: "made"}, "late": {0: "made"}}
+
+
+def test_an_item_made_for_a_request_stays_made_though_the_request_finds_it_later() -> None:
+    drive = quiet_drive()
+    drive.add(promising("a", 3, "cat", 2))
+    drive.add(make_request("b", 5, "cat", 2))
+    drive.deliver("cat")
+    media, (first, second) = drive.scheduler.media, drive.scheduler.lineup.waiting
+    media.claim(first, 0)
+    for encoding in media.encodings.take():
+        media.finish(encoding.encoder_key)
+    media.drop(first)
+    for state in (first, second):
+        assert media.claim(state, 0) is None
+    assert (first.origins, second.origins) == ({0: "made"}, {0: "device"})
 
 
 @pytest.mark.parametrize(("claimed_from", "found"), [(0, 1), (1, 0)], ids=["a longer prefix", "a shorter prefix"])
