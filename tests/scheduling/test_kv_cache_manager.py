@@ -163,7 +163,9 @@ class TestFinding:
         kv = manager()
         compute(kv, A, "x")
         hit = kv.find_prefix(hashes("x"), num_tokens)
-        assert kv.reach_further(hit, names("xx")[len(hit.block_ids)], num_tokens).num_tokens == num_found
+        further = kv.reach_further(hit, names("xx")[len(hit.block_ids)], num_tokens)
+        assert further.num_tokens == num_found
+        assert (further.alike is None) == (num_found == hit.num_tokens), "nothing is copied for no token"
 
     def test_the_rest_after_the_full_blocks_is_found_unless_another_block_has_all_of_it(self) -> None:
         kv = manager()
@@ -214,6 +216,15 @@ class TestWaiting:
         kv.announce(A, hashes("xyz"), 12)
         assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0,), 4, num_coming=8)
         assert kv.find_prefix(hashes("xw"), 9) == PrefixHit((0,), 4)
+
+    def test_one_that_waits_for_the_next_block_learns_where_it_begins(self) -> None:
+        kv = manager()
+        compute(kv, A, "x")
+        kv.try_extend(A, 12)
+        kv.announce(A, hashes("xyz"), 12)
+        assert kv.find_coming(hashes("xyz"), 9) == 4
+        assert kv.find_coming(hashes("xyz"), 8) is None, "the block would not be used"
+        assert kv.find_coming(hashes("xwz"), 13) is None
 
     def test_once_computed_it_is_found(self) -> None:
         kv = self.under_way()
@@ -498,6 +509,7 @@ class TestRecurrentLayers:
         assert kv.announced_by(hashes("w")) == []
         assert kv.find_prefix(hashes("xyzw"), 16) == PrefixHit(num_coming=12, num_common=12)
         assert kv.find_prefix(hashes("xyw"), 16) == PrefixHit(num_coming=8, num_common=8)
+        assert kv.find_coming(hashes("xyzw"), 16) is None, "nobody waits for blocks without a state"
         kv.withdraw(A)
         assert kv.announced_by(hashes("xyzw")) == []
         assert kv.find_prefix(hashes("xyzw"), 16) == NO_HIT

@@ -46,7 +46,9 @@ def test_a_promised_slot_is_nobody_else_s_until_its_state_is_kept() -> None:
     assert not slots.try_begin(B, None)
     assert slots.count_usable([b"one"]) == 0
     assert slots.will_have(A, b"one")
+    assert not slots.will_have(B, b"one")
     slots.keep(A, b"one")
+    assert slots.will_have(B, b"one")
     assert slots.count_usable([b"one"]) == 1
     assert slots.try_begin(B, None)
     assert slots.slot_of(B) == promised
@@ -123,12 +125,54 @@ def test_nothing_is_kept_where_all_slots_are_live() -> None:
     assert slots.num_kept == 0
 
 
-def test_a_state_is_kept_once_and_then_counts_as_used() -> None:
+def test_a_kept_state_is_not_promised_again_but_counts_as_used() -> None:
     slots = StateSlots(4)
     slots.try_begin(A, None)
-    for name in (b"one", b"two", b"one", b"three", b"four"):
+    keep(slots, A, b"one")
+    keep(slots, A, b"two")
+    assert slots.promise(A, b"one") is None
+    keep(slots, A, b"three")
+    keep(slots, A, b"four")
+    assert [slots.count_usable([name]) for name in (b"one", b"two")] == [1, 0]
+
+
+def test_a_state_that_another_sequence_kept_first_counts_as_used() -> None:
+    slots = StateSlots(5)
+    for each in (A, B):
+        slots.try_begin(each, None)
+        slots.promise(each, b"one")
+    slots.keep(A, b"one")
+    keep(slots, A, b"two")
+    slots.keep(B, b"one")
+    keep(slots, A, b"three")
+    keep(slots, A, b"four")
+    assert [slots.count_usable([name]) for name in (b"one", b"two")] == [1, 0]
+
+
+def test_as_many_kept_states_as_half_of_the_slots_are_pinned_until_their_time() -> None:
+    slots = StateSlots(5)
+    slots.try_begin(A, None)
+    for name in (b"one", b"two", b"three"):
+        keep(slots, A, name)
+        slots.pin(name, until=10)
+    keep(slots, A, b"four")
+    keep(slots, A, b"five")
+    assert [slots.count_usable([name]) for name in (b"one", b"two", b"three", b"four")] == [1, 1, 0, 1]
+    slots.end_pins(10)
+    for name in (b"six", b"seven", b"eight"):
         keep(slots, A, name)
     assert [slots.count_usable([name]) for name in (b"one", b"two")] == [1, 0]
+
+
+def test_forgotten_states_leave_their_slots_to_new_ones() -> None:
+    slots = StateSlots(3)
+    slots.try_begin(A, None)
+    keep(slots, A, b"one")
+    slots.forget()
+    assert slots.num_kept == 0
+    for name in (b"two", b"three", b"four"):
+        keep(slots, A, name)
+    assert [slots.count_usable([name]) for name in (b"two", b"three", b"four")] == [0, 1, 1]
 
 
 def test_the_last_slot_passes_from_a_kept_state_to_the_sequence_that_begins_there() -> None:
