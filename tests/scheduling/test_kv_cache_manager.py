@@ -346,9 +346,12 @@ class TestForgetting:
         kv.announce(A, hashes("xy"), 8)
         kv.forget_prefixes()
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
+        kv.publish(A, name_of("xy"), 6)
+        assert kv.reach_further(NO_HIT, names("xy")[0], 9) == NO_HIT, "nor the beginning of a block"
         kv.publish(A, name_of("xy"), 8)
         kv.announce(A, hashes("xy"), 8)
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
+        assert kv.pool.num_findable == 0
         kv.check_invariants()
 
     def test_once_it_begins_again_it_shares_as_others_do(self) -> None:
@@ -516,17 +519,20 @@ class TestRecurrentLayers:
 
     def test_what_is_forgotten_is_not_found_and_what_began_before_keeps_nothing(self) -> None:
         kv = manager(num_state_slots=3)
-        compute(kv, A, "x")
-        kv.promise_state(A, b"x")
+        compute(kv, A, "xy")
+        keep_state(kv, A, b"x")
+        kv.promise_state(A, b"xy")
         kv.forget_prefixes()
-        kv.keep_state(A, b"x")
         assert kv.slots.num_kept == 0
+        kv.keep_state(A, b"xy")
+        assert kv.slots.num_kept == 0
+        assert not kv.slots.will_have(A, b"xy"), "its slot is free again"
         assert kv.promise_state(A, b"x") is None
         compute(kv, B, "x")
         assert kv.find_prefix(hashes("xy"), 8).num_tokens == 0
         kv.check_invariants()
 
-    def test_pinned_states_are_evicted_last(self) -> None:
+    def test_pinned_states_are_evicted_last_until_their_time(self) -> None:
         kv = manager(num_state_slots=4)
         compute(kv, A, "x")
         keep_state(kv, A, b"x")
@@ -537,6 +543,18 @@ class TestRecurrentLayers:
             kv.release(B)
         assert kv.find_prefix(hashes("xy"), 8).num_tokens == 4
         assert kv.find_prefix(hashes("yy"), 8).num_tokens == 0
+        kv.end_pins(10.0)
+        for text in ("y", "z"):
+            compute(kv, B, text)
+            keep_state(kv, B, text.encode())
+            kv.release(B)
+        assert kv.find_prefix(hashes("xy"), 8).num_tokens == 0
+
+    def test_of_a_prompt_whose_blocks_are_not_all_held_those_before_the_first_missing_one_are_pinned(self) -> None:
+        kv = manager()
+        compute(kv, A, "xy")
+        kv.pin_prefix(hashes("xzy"), 12, until=10.0)
+        assert kv.pool.num_pinned == 1
 
 
 @dataclass
