@@ -572,6 +572,19 @@ def test_an_item_waiting_to_be_encoded_is_not_encoded_after_its_request_left() -
     drive.expect_nothing_left()
 
 
+def test_room_of_an_encoding_that_was_left_out_goes_to_those_that_wait() -> None:
+    drive = drive_with_a_queue(1)
+    drive.scheduler.abort("0")
+    drive.add(make_request("next", "dog", 3, max_tokens=1))
+    for _ in range(3):
+        drive.step()
+    assert claimed(drive) == {"next": 0}
+    drive.runner.set_pace(lambda: True)
+    drive.run()
+    assert drive.runner.encoded == ["dog"]
+    drive.expect_nothing_left()
+
+
 # Room ---------------------------------------------------------------------------------------------------------
 
 
