@@ -16,8 +16,8 @@ from tests.models.conftest import BUILDS, BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
-# [outputs, inputs]: less than a vector, odd sizes, several blocks of inputs, panels that share a thread.
-SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (96, 32), (384, 256), (96, 1536)]
+# [outputs, inputs]: less than a vector, odd sizes, panels that share a thread, several blocks of inputs of each kind.
+SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (96, 32), (384, 256), (96, 3072)]
 ROUNDING = ("bfloat16 by the same", "int8 by bfloat16")
 NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
