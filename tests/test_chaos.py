@@ -123,7 +123,7 @@ def may_retry(error: Exception) -> bool:
         case openai.APIConnectionError() | httpx2.TransportError():
             return True
         case openai.APIError():
-            return error.code in ("engine_lost", "media_workers_lost")
+            return error.code in ("engine_lost", "media_workers_lost", "no_replica")
     return False
 
 
