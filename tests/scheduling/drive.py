@@ -233,6 +233,7 @@ class Drive:
         self._expect_no_needless_loss(before)
         self._expect_encoder_at_work(plan)
         self._expect_small_step(plan)
+        self._expect_no_needless_pause(plan)
         self._expect_slots(plan)
         self._ask_for_stretches()
         self._ask_for_embeddings()
@@ -286,6 +287,20 @@ class Drive:
         config, num_tokens = self.config.scheduler, sum(piece.length for piece in plan.now)
         assert num_tokens <= config.max_num_batched_tokens
         assert num_tokens <= config.guess_up_to or all(piece.guess is None for piece in plan.now)
+
+    def _expect_no_needless_pause(self, plan: StepPlan) -> None:
+        """Where all prompts join, one that has begun goes on, unless a step's tokens or the free pages are too few.
+
+        In a rest smaller than a media item it may end before one, and a smaller piece is not tried where pages lack.
+        """
+        scheduler, config = self.scheduler, self.config.scheduler
+        if config.max_prompt_tokens_beside_streams is not None or scheduler._turns.is_encoders:
+            return
+        num_tokens = len(plan.recall) + sum(piece.length for piece in plan.now if piece.guess is None)
+        rest, num_free = config.max_num_batched_tokens - num_tokens, scheduler.kv_cache.pool.num_free
+        planned = {piece.sequence_id for piece in plan.now}
+        if rest >= max(1, config.tokens_at_once) and num_free * self.config.kv_cache.block_size >= rest:
+            assert {each.sequence_id for each in scheduler.lineup.running} <= planned
 
     def _expect_slots(self, plan: StepPlan) -> None:
         """With recurrent layers each slice has its sequence's own slot, and those of the states that it keeps."""

@@ -1,6 +1,7 @@
 """How a step is divided: the budgets of its lanes, and when waiting prompts make a crowd."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -169,7 +170,49 @@ def test_other_books_wait_for_the_first_and_hold_back_no_question(length: int, f
     drive.step()
     drive.add(make_request("question", length))
     planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
-    assert planned == [("book 0", 32), ("question", first_piece)]
+    assert planned[:2] == [("book 0", 32), ("question", first_piece)]
+    drive.expect_all_answered()
+
+
+@pytest.mark.parametrize("lane", ["now", "beside"])
+def test_what_no_question_takes_goes_to_the_next_book(lane: str) -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=2, num_blocks=512, max_num_seqs=10))
+    num_streams = 6 if lane == "beside" else 0  # too many for three prompts to make a crowd
+    for number in range(num_streams):
+        drive.add(make_request(f"stream {number}", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    for number in range(3):
+        drive.add(make_request(f"book {number}", 320, cache_salt=f"{number}", max_tokens=1))
+    plans = [drive.step() for _ in range(15)]
+    pieces = [[(piece.sequence_id[0], piece.length) for piece in getattr(plan, lane)] for plan in plans]
+    assert pieces[0] == [("book 0", 32), ("book 1", 32)]
+    assert [sum(length for _, length in each) for each in pieces] == 15 * [64]
+    drive.expect_all_answered()
+
+
+def test_a_question_about_a_known_book_is_as_short_as_what_is_new_of_it() -> None:
+    drive = Drive(make_config(num_blocks=512, max_num_seqs=6))
+    known = make_request("known", 300, max_tokens=1)
+    drive.run(known)
+    for number in range(3):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    drive.step()
+    drive.add(replace(make_request("question", 0), token_ids=(*known.token_ids, 20, 21)))
+    planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
+    assert planned == [("book 0", 32), ("question", 2), ("book 1", 30)]
+    drive.expect_all_answered()
+
+
+def test_what_is_left_of_a_step_takes_no_pages_from_what_is_planned_in_it() -> None:
+    drive = Drive(make_config(num_blocks=105, max_num_seqs=6, max_prompt_ends=0))
+    for number in range(3):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    for _ in range(5):
+        drive.step()
+    drive.add(make_request("question", 5, cache_salt="question"))
+    drive.step()
+    assert drive.scheduler.kv_cache.pool.num_free == 8, "all for the first book"
+    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 31), ("question", 1)]
     drive.expect_all_answered()
 
 
@@ -185,7 +228,7 @@ def test_a_book_takes_the_whole_rest_of_a_step_if_nothing_else_waits(lane: str) 
     drive.expect_all_answered()
 
 
-def test_a_book_pauses_where_earlier_prompts_leave_no_more_than_it_leaves_to_others() -> None:
+def test_a_book_gets_what_questions_leave_where_earlier_prompts_leave_no_more_than_it_leaves_to_others() -> None:
     drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
     drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
     drive.step()
@@ -195,7 +238,7 @@ def test_a_book_pauses_where_earlier_prompts_leave_no_more_than_it_leaves_to_oth
     assert [piece.length for piece in drive.step().now] == [1, 31, 32]
     drive.add(make_request("question", 5, cache_salt="question"))
     planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
-    assert planned == [("urgent", 32), ("stream", 1), ("question", 5)]
+    assert planned == [("urgent", 32), ("stream", 1), ("question", 5), ("book", 26)]
     drive.expect_all_answered()
 
 

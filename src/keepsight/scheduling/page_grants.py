@@ -22,14 +22,16 @@ class PageGrants:
         self._kv_cache, self._media, self._lineup = kv_cache, media, lineup
         self.num_preemptions = 0
 
-    def try_extend(self, state: RequestState, end: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
+    def try_extend(
+        self, state: RequestState, end: int, hit: PrefixHit = NO_HIT, *, may_preempt: bool = True
+    ) -> tuple[int, ...] | None:
         """Give the sequence pages for all positions before `end`. Return the added ids; None if too few can be had."""
         if end == state.num_tokens and self._kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
             ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
             if (added := self._kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
                 return added
         while (added := self._kv_cache.try_extend(state.sequence_id, end, hit)) is None:
-            if not self._take_from_another(state):
+            if not may_preempt or not self._take_from_another(state):
                 return None
         return added
 

@@ -7,6 +7,7 @@ to its end, but one too long for a single step leaves half of each step to other
 """
 
 import itertools
+from collections.abc import Sequence
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, RequestFailed, TokenOutput
@@ -174,11 +175,20 @@ class Scheduler:
         self._continue_running(draft)
         if self.kv_cache.take_awaited_change():
             wake_followers(self.lineup, draft, self.kv_cache)
-        self._start_waiting(draft)
+        self._start_waiting(draft, self.lineup.waiting)
+        self._offer_rest(draft)
         if draft.computes_nothing and not draft.is_for_encodings:
             # A sequence that was unparked only to be parked again may hold pages that a running one lacks.
             self._continue_running(draft)
         return draft
+
+    def _offer_rest(self, draft: StepDraft) -> None:
+        """Give what is left of the step to the long prompts that were held back; what is planned keeps its pages."""
+        held_back = draft.end_reservation()
+        for state in held_back:
+            if state.status is Status.RUNNING:
+                self._continue_prompt(state, draft, may_preempt=False)
+        self._start_waiting(draft, [state for state in held_back if state.status is Status.WAITING])
 
     def _is_outdated(self, draft: StepDraft) -> bool:
         """Return whether, while it was made, preempted sequences left pages and tokens, or the encoder its turn."""
@@ -214,18 +224,19 @@ class Scheduler:
             elif not draft.is_for_encodings:
                 self._continue_stream(state, draft)
 
-    def _continue_prompt(self, state: RequestState, draft: StepDraft) -> None:
+    def _continue_prompt(self, state: RequestState, draft: StepDraft, *, may_preempt: bool = True) -> None:
         cut = cut_piece(state, state.num_computed, draft, self.media)
         if isinstance(cut, ParkedFor):
             self.lineup.park(state, cut)
             return
-        if cut.end == state.num_computed or draft.is_for_encodings:
+        is_held_back = draft.holds_back(state, cut, state.num_computed)
+        if is_held_back or cut.end == state.num_computed or draft.is_for_encodings:
             return
-        added = self.pages.try_extend(state, cut.end)
-        if added is None:
-            self._give_way(state)
-        else:
+        added = self.pages.try_extend(state, cut.end, may_preempt=may_preempt)
+        if added is not None:
             self._plan_prompt(state, cut, added, draft)
+        elif may_preempt:
+            self._give_way(state)
 
     def _continue_stream(self, state: RequestState, draft: StepDraft) -> None:
         start, num_blocks = state.num_computed, self.kv_cache.num_blocks_of(state.sequence_id)
@@ -244,9 +255,9 @@ class Scheduler:
 
     # Waiting sequences ----------------------------------------------------------------------------------------
 
-    def _start_waiting(self, draft: StepDraft) -> None:
+    def _start_waiting(self, draft: StepDraft, states: Sequence[RequestState]) -> None:
         # Iterate over a copy, each sequence once: taking pages may put others back into the line, before or behind.
-        for state in tuple(self.lineup.waiting):
+        for state in tuple(states):
             if len(self.lineup.running) >= self.config.max_num_seqs or not self._try_start(state, draft):
                 break
 
@@ -268,7 +279,7 @@ class Scheduler:
         if draft.is_for_encodings:
             draft.now_tokens_left -= cut.end - start
             return draft.now_tokens_left > 0
-        if draft.waits_for_room(cut, start, state.num_tokens, self._block_size):
+        if draft.holds_back(state, cut, start) or draft.waits_for_room(cut, start, state.num_tokens, self._block_size):
             return draft.now_tokens_left > 0
         added = self.pages.try_extend(state, cut.end, hit)
         if added is None:

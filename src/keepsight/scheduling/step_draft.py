@@ -84,8 +84,10 @@ class StepDraft:
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     joining_tokens_left: int | None = field(init=False)
-    # The tokens of either lane that a prompt too long for one step leaves to others.
+    # The tokens of either lane that a prompt too long for one step leaves to others, until these have been considered.
     left_by_long: int = field(init=False)
+    # The long prompts that get nothing until then.
+    _held_back: list[RequestState] = field(default_factory=list)
     # The lanes, by `joins`, in which a sequence waits for more room.
     _lanes_waited_for: set[bool] = field(default_factory=set)
     _num_joining: int = 0
@@ -118,6 +120,18 @@ class StepDraft:
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
 
+    def holds_back(self, state: RequestState, cut: Cut, start: int) -> bool:
+        """Return whether a long prompt gets nothing before others have been considered; if so, note it."""
+        if cut.end > start or not self.left_by_long or not self._is_long(state.num_tokens - start):
+            return False
+        self._held_back.append(state)
+        return True
+
+    def end_reservation(self) -> list[RequestState]:
+        """Leave nothing to others any more. Return the long prompts that were held back."""
+        self.left_by_long = 0
+        return self._held_back
+
     def waits_for_room(self, cut: Cut, start: int, end_of_prompt: int, block_size: int) -> bool:
         """Return whether a waiting prompt should wait because the step has too little room left for it to begin.
 
@@ -127,8 +141,6 @@ class StepDraft:
         """
         if cut.end == end_of_prompt:
             return False
-        if cut.end == start and self.left_by_long and self._is_long(end_of_prompt - start):
-            return True  # what is left is reserved for others
         is_scrap = cut.lacks_room and cut.end - start < block_size and self.has_prompts(joins=cut.joins)
         if cut.end == start or is_scrap:
             self._lanes_waited_for.add(cut.joins)
