@@ -154,7 +154,7 @@ def test_a_question_does_not_wait_for_a_prompt_of_many_steps(lane: str) -> None:
     assert [piece.length for piece in getattr(drive.step(), lane)] == [64]
     drive.add(make_request("question", 5, cache_salt="question"))
     assert [(piece.sequence_id[0], piece.length) for piece in getattr(drive.step(), lane)] == [
-        ("book", 32),
+        ("book", 59),
         ("question", 5),
     ]
     # Nothing else waits now.
@@ -228,17 +228,18 @@ def test_a_book_takes_the_whole_rest_of_a_step_if_nothing_else_waits(lane: str) 
     drive.expect_all_answered()
 
 
-def test_a_book_gets_what_questions_leave_where_earlier_prompts_leave_no_more_than_it_leaves_to_others() -> None:
-    drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
+def test_a_book_pauses_where_earlier_prompts_leave_no_more_than_others_need() -> None:
+    drive = Drive(make_config(num_blocks=256, max_num_seqs=5))
     drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
     drive.step()
     drive.add(make_request("book", 500, cache_salt="book"))
     drive.step()
     drive.add(make_request("urgent", 64, cache_salt="urgent", priority=-1))
     assert [piece.length for piece in drive.step().now] == [1, 31, 32]
-    drive.add(make_request("question", 5, cache_salt="question"))
+    for name, length in (("question", 5), ("longer question", 60)):
+        drive.add(make_request(name, length, cache_salt=name))
     planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
-    assert planned == [("urgent", 32), ("stream", 1), ("question", 5), ("book", 26)]
+    assert planned == [("urgent", 32), ("stream", 1), ("question", 5), ("longer question", 26)]
     drive.expect_all_answered()
 
 
@@ -247,7 +248,30 @@ def test_a_longer_question_progresses_by_its_share_of_each_step() -> None:
     drive.add(make_request("book", 500, cache_salt="book"))
     drive.step()
     drive.add(make_request("question", 40))
-    assert [[piece.length for piece in drive.step().now] for _ in range(2)] == [[32, 32], [32, 8]]
+    assert [[piece.length for piece in drive.step().now] for _ in range(2)] == [[32, 32], [56, 8]]
+    drive.expect_all_answered()
+
+
+def test_a_book_leaves_nothing_to_those_that_have_no_seat() -> None:
+    drive = Drive(make_config(num_blocks=256, max_num_seqs=2))
+    drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    drive.add(make_request("book", 300, cache_salt="book"))
+    drive.step()
+    drive.add(make_request("question", 5, cache_salt="question"))
+    assert [piece.length for piece in drive.step().now] == [1, 63]
+    drive.expect_all_answered()
+
+
+def test_questions_do_not_wait_where_several_books_end() -> None:
+    drive = Drive(make_config(num_blocks=512))
+    for number in range(3):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}", max_tokens=1))
+    for number in range(30):
+        drive.add(make_request(f"question {number}", 30, cache_salt=f"question {number}", max_tokens=1))
+        drive.step()
+        assert (f"question {number}", 0) in drive.finished
+    assert ("book 2", 0) in drive.finished
     drive.expect_all_answered()
 
 

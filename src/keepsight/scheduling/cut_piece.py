@@ -22,7 +22,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     state.num_to_join = most - start if joins and most == state.num_tokens else 0
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
-    end = min(most, start + draft.tokens_left(state.num_tokens - start, joins=joins))
+    end = min(most, start + draft.tokens_left(state, state.num_tokens - start, joins=joins))
     return Cut(end if draft.config.cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < most)
 
 

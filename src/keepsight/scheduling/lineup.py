@@ -30,11 +30,6 @@ class Lineup:
         """The number of sequences that wait only because others are computed first."""
         return len(self.waiting) + sum(state.parked_for is ParkedFor.LANE for state in self.parked)
 
-    @property
-    def num_prompts(self) -> int:
-        """The number of sequences that could be computed and do not stream yet."""
-        return self.num_kept_waiting + sum(not state.is_stream for state in self.running)
-
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=by_order)
 

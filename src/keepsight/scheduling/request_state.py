@@ -129,6 +129,8 @@ class RequestState:
     gave_way_at: int = 0
     # The length left to compute when it was last considered, if it lacked only room in a step to join; else 0.
     num_to_join: int = 0
+    # The length left to compute when it began with what it found; 0 until then.
+    length_begun: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
     # Set once something has to be made for it.
@@ -198,7 +200,7 @@ class RequestState:
         self.num_computed, self.next_item = num_computed, self.first_item_after(num_computed)
 
     def begin_again(self) -> None:
-        self.num_computed = self.next_item = 0
+        self.num_computed = self.next_item = self.length_begun = 0
         self.num_preemptions += 1
 
     def give_way(self) -> None:

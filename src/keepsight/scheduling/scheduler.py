@@ -3,7 +3,7 @@
 Pure logic: messages and results in, plans and outputs out. Resources are granted in one total order (priority,
 arrival, choice) and taken back in reverse, so the first sequence in that order always makes progress, whatever the
 budgets. Running sequences take their share of a step's tokens before waiting ones: a prompt that has begun is computed
-to its end, but one too long for a single step leaves half of each step to others.
+to its end, but one too long for a single step leaves up to half of each step to others.
 """
 
 import itertools
@@ -263,7 +263,7 @@ class Scheduler:
 
     def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
         """Start the sequence if possible. Return whether the sequences behind it may be tried."""
-        if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
+        if draft.has_no_room_to_join(state) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
         if waits_for_more(state, hit, draft, self._states, self.kv_cache):
@@ -307,6 +307,7 @@ class Scheduler:
     def _seat(self, state: RequestState, hit: PrefixHit) -> None:
         note_hit(state, hit, self.kv_cache)
         state.advance(hit.num_tokens)
+        state.length_begun = state.length_begun or state.num_tokens - hit.num_tokens
         state.state_slot = self.kv_cache.slots.slot_of(state.sequence_id)
         self.lineup.seat(state)
         self.media.protect_unsent(state)

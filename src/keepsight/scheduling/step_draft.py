@@ -84,7 +84,7 @@ class StepDraft:
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     joining_tokens_left: int | None = field(init=False)
-    # The tokens of either lane that a prompt too long for one step leaves to others, until these have been considered.
+    # The most tokens of either lane that a prompt too long for one step leaves to others, until they are considered.
     left_by_long: int = field(init=False)
     # The long prompts that get nothing until then.
     _held_back: list[RequestState] = field(default_factory=list)
@@ -104,25 +104,39 @@ class StepDraft:
         """Return whether a prompt with this length left to compute belongs in `now`."""
         return self.joining_tokens_left is None or length <= self.room.longest
 
-    def tokens_left(self, length: int, *, joins: bool) -> int:
+    def tokens_left(self, state: RequestState, length: int, *, joins: bool) -> int:
         """Return how many tokens the lane has for a prompt with this length left to compute."""
         if not joins or self.joining_tokens_left is None:
             left = self.now_tokens_left if joins else self.beside_tokens_left
-            num_planned = self._num_joining + len(self.beside)
-            leaves_some = self._is_long(length) and self.lineup.num_prompts > 1 + num_planned
-            return max(0, left - self.left_by_long) if leaves_some else left
+            return max(0, left - self._tokens_for_others(state)) if self._is_long(state, length) else left
         num_kept = self.room.num_for_short if length > self.room.longest_short else 0
         return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
 
-    def _is_long(self, length: int) -> bool:
-        return length > self.config.max_num_batched_tokens
+    def _tokens_for_others(self, state: RequestState) -> int:
+        """Return how many tokens a long prompt leaves to others: what they may need, as what is cached is not known."""
+        if not self.left_by_long or self._held_back:
+            return self.left_by_long
+        planned = {piece.sequence_id for piece in (*self.now, *self.beside)}
+        has_seats = len(self.lineup.running) < self.config.max_num_seqs
+        others = self.lineup.running + (self.lineup.waiting if has_seats else [])
+        # All that a stream needs is subtracted already.
+        needed = (
+            other.num_tokens - other.num_computed
+            for other in others
+            if other is not state and not (other.is_stream or other.is_under_way or other.sequence_id in planned)
+        )
+        return min(self.left_by_long, sum(needed))
+
+    def _is_long(self, state: RequestState, length: int) -> bool:
+        """Return whether it is too long for one step, or was when it began: where several end, questions still fit."""
+        return max(length, state.length_begun) > self.config.max_num_batched_tokens
 
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
 
     def holds_back(self, state: RequestState, cut: Cut, start: int) -> bool:
         """Return whether a long prompt gets nothing before others have been considered; if so, note it."""
-        if cut.end > start or not self.left_by_long or not self._is_long(state.num_tokens - start):
+        if cut.end > start or not self.left_by_long or not self._is_long(state, state.num_tokens - start):
             return False
         self._held_back.append(state)
         return True
@@ -146,9 +160,11 @@ class StepDraft:
             self._lanes_waited_for.add(cut.joins)
         return cut.joins in self._lanes_waited_for
 
-    def has_no_room_to_join(self, length: int) -> bool:
-        """Return whether another prompt waits to join, and one with this length left can only wait behind it."""
-        return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(length, joins=True)
+    def has_no_room_to_join(self, state: RequestState) -> bool:
+        """Return whether another prompt waits to join, and this one can only wait behind it."""
+        length = state.num_to_join
+        is_behind = True in self._lanes_waited_for and self.joins(length)
+        return is_behind and length > self.tokens_left(state, length, joins=True)
 
     def joins_sooner(self, state: RequestState, start: int) -> bool:
         """Return whether to join the streams now from `start`, not wait for a prefix that another sequence computes.
@@ -158,7 +174,7 @@ class StepDraft:
         """
         length, is_text = state.num_tokens - start, state.first_item_after(start) == len(state.media)
         is_first = self.joining_tokens_left is not None and not self._num_joining
-        return is_text and is_first and length <= self.tokens_left(length, joins=True)
+        return is_text and is_first and length <= self.tokens_left(state, length, joins=True)
 
     def introduce(self, state: RequestState) -> None:
         """Announce a sequence to the runner, if it does not know it yet."""
