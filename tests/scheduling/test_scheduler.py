@@ -328,8 +328,24 @@ def test_short_prompts_do_not_wait_for_a_long_one_that_joins_with_a_crowd(monkey
     for number in range(5):
         drive.add(make_request(f"{number}", 4, cache_salt=f"{number}", max_tokens=1))
     planned = [[(piece.sequence_id[0], piece.length) for piece in drive.step().now] for _ in range(2)]
-    assert planned == [[("stream", 1), ("long", 12), ("0", 4)], [("stream", 1), ("long", 12), ("1", 4)]]
+    assert planned == [
+        [("stream", 1), ("long", 8), ("0", 4), ("1", 4)],
+        [("stream", 1), ("long", 8), ("2", 4), ("3", 4)],
+    ]
     drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_a_question_too_long_to_join_alone_does_not_wait_for_books_that_join_with_a_crowd() -> None:
+    drive = Drive(make_config(max_prompt_tokens_beside_streams=4, num_blocks=512))
+    drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
+    drive.step()
+    for number in range(5):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    drive.step()
+    drive.add(make_request("question", 20, cache_salt="question"))
+    planned = [(piece.sequence_id[0], piece.length) for piece in drive.step().now]
+    assert planned == [("stream", 1), ("book 0", 31), ("question", 20), ("book 1", 12)]
     drive.expect_all_answered()
 
 

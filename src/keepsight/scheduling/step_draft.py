@@ -40,6 +40,8 @@ class Room(NamedTuple):
     # In a crowd, the tokens reserved for prompts that are short enough to join without one.
     num_for_short: int = 0
     longest_short: int = 0
+    # In a crowd, the most that a prompt too long for one step leaves to others.
+    most_left: int | None = None
 
 
 def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> Room:
@@ -51,8 +53,10 @@ def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> R
     if may_crowd and lineup.num_kept_waiting >= max(LEAST_CROWD, num_streams // 2 + 1):
         num_tokens = max(usual, CROWD_TOKENS, config.tokens_at_once)
         # What is left must suffice for a picture computed whole, and long prompts must make progress, too.
-        num_for_short = min(usual, num_tokens - max(config.tokens_at_once, num_tokens // 2))
-        return Room(num_tokens, config.max_model_len, num_for_short=num_for_short, longest_short=usual)
+        most = num_tokens - max(config.tokens_at_once, num_tokens // 2)
+        return Room(
+            num_tokens, config.max_model_len, num_for_short=min(usual, most), longest_short=usual, most_left=most
+        )
     return Room(usual, usual, is_for_all=False)
 
 
@@ -95,6 +99,8 @@ class StepDraft:
     def __post_init__(self) -> None:
         self.joining_tokens_left = self.room.num_tokens
         self.left_by_long = tokens_left_by_long(self.config)
+        if self.room.most_left is not None:
+            self.left_by_long = min(self.left_by_long, self.room.most_left)
 
     @property
     def computes_nothing(self) -> bool:
@@ -106,11 +112,13 @@ class StepDraft:
 
     def tokens_left(self, state: RequestState, length: int, *, joins: bool) -> int:
         """Return how many tokens the lane has for a prompt with this length left to compute."""
+        num_kept = self._tokens_for_others(state) if self._is_long(state, length) else 0
+        left = max(0, (self.now_tokens_left if joins else self.beside_tokens_left) - num_kept)
         if not joins or self.joining_tokens_left is None:
-            left = self.now_tokens_left if joins else self.beside_tokens_left
-            return max(0, left - self._tokens_for_others(state)) if self._is_long(state, length) else left
-        num_kept = self.room.num_for_short if length > self.room.longest_short else 0
-        return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
+            return left
+        if length > self.room.longest_short:
+            num_kept = max(num_kept, self.room.num_for_short)
+        return max(0, min(left, self.joining_tokens_left - num_kept))
 
     def _tokens_for_others(self, state: RequestState) -> int:
         """Return how many tokens a long prompt leaves to others: what they may need, as what is cached is not known."""
@@ -143,7 +151,7 @@ class StepDraft:
 
     def end_reservation(self) -> list[RequestState]:
         """Leave nothing to others any more. Return the long prompts that were held back."""
-        self.left_by_long = 0
+        self.left_by_long, self.room = 0, self.room._replace(num_for_short=0)
         return self._held_back
 
     def waits_for_room(self, cut: Cut, start: int, end_of_prompt: int, block_size: int) -> bool:
