@@ -90,6 +90,8 @@ def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
         (changed("text_config", num_key_value_heads=7), "is not a multiple of num_key_value_heads 7"),
         (changed("text_config", MIXTURE, num_experts=4), "num_experts_per_tok: 8 exceeds the 4 experts"),
         (changed("text_config", MIXTURE, moe_intermediate_size=70), "must be a multiple of 8 in"),
+        (changed("text_config", MIXTURE, moe_intermediate_size=2048), "hidden_size or half of it, as 2048 is"),
+        (changed("text_config", MIXTURE, moe_intermediate_size=1024), "hidden_size or half of it, as 1024 is"),
     ],
 )
 def test_unknown_values_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

@@ -166,6 +166,9 @@ def _read_mixture(fields: JsonFields, hidden_size: int) -> MixtureConfig:
     for name, size in (("hidden_size", hidden_size), ("moe_intermediate_size", wide)):
         if size % 8:
             raise fields.refuse(name, f"must be a multiple of 8 in models with experts, not {size}")
+    if hidden_size in (wide, 2 * wide):
+        # Some checkpoints have experts' matrices transposed, which those of a square do not show.
+        raise fields.refuse("moe_intermediate_size", f"must not be hidden_size or half of it, as {wide} is")
     return MixtureConfig(num_experts, num_chosen, wide)
 
 
