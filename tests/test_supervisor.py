@@ -28,7 +28,7 @@ PATIENCE = 60  # seconds; normally takes far less
 SUPERVISE = """
 import ctypes, json, socket, sys
 from pathlib import Path
-from keepsight import supervisor
+from keepsight import child_process
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
@@ -36,7 +36,7 @@ from keepsight.ipc.server_log import begin_log
 from keepsight.ipc.take_signals import take_signals
 from keepsight.supervisor import ServerSettings, Supervisor
 
-supervisor.SETTLING_SECONDS = 60  # on a busy machine all that a test says comes late
+child_process.SETTLING_SECONDS = 60  # on a busy machine all that a test says comes late
 PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 begin_log()

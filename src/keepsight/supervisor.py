@@ -11,7 +11,6 @@ import os
 import selectors
 import signal
 import socket
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -23,9 +22,9 @@ from typing import Any
 
 from keepsight.api_settings import ApiSettings
 from keepsight.checkpoint_folder import Files
+from keepsight.child_process import ChildProcess
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import (
-    FAILED_AT_WORK,
     Drain,
     EngineLost,
     EngineReady,
@@ -36,12 +35,11 @@ from keepsight.ipc.control import (
     Ready,
     StartEngine,
     StartFrontend,
-    SupervisorEnd,
     ToProcess,
 )
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.start_folder import start_folder
-from keepsight.ipc.take_signals import INTERRUPTED, without_requests_to_end
+from keepsight.ipc.take_signals import INTERRUPTED
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
 from keepsight.program_identity import PYTHON
@@ -51,8 +49,6 @@ ENGINE = (*PYTHON, "-m", "keepsight.engine.engine_process")
 FRONTEND = (*PYTHON, "-m", "keepsight.frontend.frontend_process")
 # Once the server has run, give up on the engine or frontend of one rank after this many failed starts in a row.
 MAX_FAILED_STARTS = 3
-# A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.
-SETTLING_SECONDS = 3.0
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # How often it looks whether the run directory is still there.
 LOOK_SECONDS = 60.0
@@ -90,46 +86,6 @@ class _Stage(enum.IntEnum):
     KILLING = 4
 
 
-class _Child:
-    def __init__(
-        self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int], folder: Path | None
-    ) -> None:
-        """Start the process in a session of its own, which has no terminal.
-
-        `rank`: the index among its kind. A replacement has the same rank, but never the same `number`. `folder`: its
-        working directory; None: ours.
-        """
-        self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
-        self.ready_at: float | None = None
-        ours, theirs = socket.socketpair()
-        with theirs, without_requests_to_end():
-            self.process = subprocess.Popen(
-                command, stdin=theirs.fileno(), pass_fds=pass_fds, cwd=folder, start_new_session=True
-            )
-        self.control = SupervisorEnd(ours)
-
-    def __str__(self) -> str:
-        return f"{self.name} (pid {self.process.pid})"
-
-    @property
-    def is_ready(self) -> bool:
-        return self.ready_at is not None
-
-    @property
-    def has_failed_to_start(self) -> bool:
-        """For a process that has ended. Once it was ready, being killed or its work says nothing about a successor."""
-        if self.ready_at is None:
-            return True
-        return 0 <= self.process.returncode != FAILED_AT_WORK and time.monotonic() - self.ready_at < SETTLING_SECONDS
-
-    def describe_end(self) -> str:
-        status = self.process.returncode
-        if status < 0:
-            cause = " (as when memory runs out)" if status == -signal.SIGKILL else ""
-            return f"{self} was killed by {_name_signal(-status)}{cause}"
-        return f"{self} ended with status {status}"
-
-
 class Supervisor:
     def __init__(
         self,
@@ -146,7 +102,7 @@ class Supervisor:
         """
         self._settings, self._listener, self._signals, self._on_serving = settings, listener, signals, on_serving
         self._commands = {"engine": engine_command, "frontend": frontend_command}
-        self._children: list[_Child] = []
+        self._children: list[ChildProcess] = []
         self._num_started: Counter[str] = Counter()
         # By kind and rank.
         self._num_failed_starts: Counter[tuple[str, int]] = Counter()
@@ -225,27 +181,27 @@ class Supervisor:
             if engine.is_ready:
                 self._send(frontend, EngineReady(self._endpoint_of(engine), engine.rank))
 
-    def _start(self, kind: str, rank: int, *pass_fds: int) -> _Child:
+    def _start(self, kind: str, rank: int, *pass_fds: int) -> ChildProcess:
         self._num_started[kind] += 1
         try:
             folder = start_folder(self._settings.run_directory)
-            child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds, folder)
+            child = ChildProcess(kind, rank, self._num_started[kind], self._commands[kind], pass_fds, folder)
         except OSError as error:  # no descriptors are left, or no memory
             raise ServerStartError(f"the {kind} cannot be started: {error}") from error
         self._children.append(child)
         self._selector.register(child.control.connection, READ, partial(self._exchange, child))
         return child
 
-    def _endpoint_of(self, engine: _Child) -> str:
+    def _endpoint_of(self, engine: ChildProcess) -> str:
         """Return the engine's endpoint: a new one for each, so that it cannot be mistaken for its predecessor."""
         return f"ipc://{self._socket_of(engine)}"
 
-    def _socket_of(self, engine: _Child) -> Path:
+    def _socket_of(self, engine: ChildProcess) -> Path:
         return self._settings.run_directory / engine.name
 
     # Watching -------------------------------------------------------------------------------------------------
 
-    def _exchange(self, child: _Child) -> None:
+    def _exchange(self, child: ChildProcess) -> None:
         """Send what can be sent by now, and receive."""
         if child not in self._children:  # it was reaped earlier in the same round of events
             return
@@ -253,14 +209,14 @@ class Supervisor:
             self._note_sent(child, is_alive=child.control.try_flush())
         self._receive(child)
 
-    def _receive(self, child: _Child) -> None:
+    def _receive(self, child: ChildProcess) -> None:
         messages, is_open = child.control.take()
         for message in messages:
             self._act_on(child, message)
         if not is_open:
             self._stop_hearing(child)
 
-    def _act_on(self, child: _Child, message: FromProcess) -> None:
+    def _act_on(self, child: ChildProcess, message: FromProcess) -> None:
         match message:
             case Ready():
                 self._note_ready(child)
@@ -269,7 +225,7 @@ class Supervisor:
                     raise ServerStartError(reason)
                 logger.error("%s failed: %s", child, reason)
 
-    def _note_ready(self, child: _Child) -> None:
+    def _note_ready(self, child: ChildProcess) -> None:
         child.ready_at = time.monotonic()
         if child.kind == "engine":
             self._send_to_all("frontend", EngineReady(self._endpoint_of(child), child.rank))
@@ -288,7 +244,7 @@ class Supervisor:
                 self._remove_ended(child)
                 self._act_on_death(child)
 
-    def _act_on_death(self, child: _Child) -> None:
+    def _act_on_death(self, child: ChildProcess) -> None:
         self._end_if_removed()
         if self._stage is _Stage.STARTING:
             logger.error("%s before it was ready", child.describe_end())
@@ -298,7 +254,7 @@ class Supervisor:
         else:
             self._continue_ending(child)
 
-    def _replace(self, child: _Child) -> None:
+    def _replace(self, child: ChildProcess) -> None:
         if child.kind == "engine":
             self._send_to_all("frontend", EngineLost(child.rank))
         else:
@@ -371,7 +327,7 @@ class Supervisor:
                 self._kill_all()
                 self._deadline = float("inf")
 
-    def _continue_ending(self, child: _Child) -> None:
+    def _continue_ending(self, child: ChildProcess) -> None:
         if child.process.returncode:
             logger.error("%s while the server was shutting down", child.describe_end())
         if not self._of_kind("frontend"):
@@ -395,21 +351,21 @@ class Supervisor:
 
     # Children -------------------------------------------------------------------------------------------------
 
-    def _remove_ended(self, child: _Child) -> None:
+    def _remove_ended(self, child: ChildProcess) -> None:
         self._children.remove(child)
         self._stop_hearing(child)
         child.control.close()
         if child.kind == "engine":  # a killed engine leaves its socket file
             self._socket_of(child).unlink(missing_ok=True)
 
-    def _stop_hearing(self, child: _Child) -> None:
+    def _stop_hearing(self, child: ChildProcess) -> None:
         if child.control.connection.fileno() in self._selector.get_map():
             self._selector.unregister(child.control.connection)
 
-    def _send(self, child: _Child, message: ToProcess) -> None:
+    def _send(self, child: ChildProcess, message: ToProcess) -> None:
         self._note_sent(child, is_alive=child.control.try_send(message))
 
-    def _note_sent(self, child: _Child, *, is_alive: bool) -> None:
+    def _note_sent(self, child: ChildProcess, *, is_alive: bool) -> None:
         """Go on when the socket takes more, if anything is left to send."""
         if not is_alive:
             # It is dead, as SIGCHLD will tell, or has long read nothing: in either case of no more use.
@@ -423,7 +379,7 @@ class Supervisor:
             for message in messages:
                 self._send(child, message)
 
-    def _of_kind(self, kind: str) -> list[_Child]:
+    def _of_kind(self, kind: str) -> list[ChildProcess]:
         return [child for child in self._children if child.kind == kind]
 
 
@@ -434,13 +390,6 @@ def _reap_orphans(known: Set[int]) -> None:
             if ended.si_pid in known:  # it ended just now: another SIGCHLD will come for it
                 return
             os.waitpid(ended.si_pid, 0)
-
-
-def _name_signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal
-        return f"signal {number}"
 
 
 def url_of(scheme: str, host: str, port: int, flow: int = 0, scope: int = 0) -> str:
