@@ -1,7 +1,7 @@
 """Plays a process of a server: reports every message it receives to the test and does what the test says.
 
 `python fake_process.py SOCKET`. Each line to the test is `[pid, message]`; each line from it is `"ready"`,
-`["fail", MESSAGE]`, `"fork"` (a child that ends at once), or an exit status.
+`["fail", MESSAGE]`, `["live", SECONDS]` (one sign of life), `"fork"` (a child that ends at once), or an exit status.
 """
 
 import json
@@ -11,7 +11,7 @@ import sys
 
 import msgspec
 
-from keepsight.ipc.control import Failed, ProcessEnd, Ready, StartFrontend, ToProcess
+from keepsight.ipc.control import Alive, Failed, ProcessEnd, Ready, StartFrontend, ToProcess
 
 
 def play(path: str) -> None:
@@ -35,6 +35,8 @@ def play(path: str) -> None:
                 case "fork":
                     if os.fork() == 0:
                         os._exit(0)
+                case ["live", seconds]:
+                    control.send(Alive(seconds))
                 case ["fail", message]:
                     control.send(Failed(message))
                 case status:

@@ -20,7 +20,7 @@ from keepsight.ipc.control import FAILED_AT_WORK
 from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.process_memory import children_of
 from keepsight.observe.totals import Totals
-from keepsight.supervisor import MAX_FAILED_STARTS, url_of
+from keepsight.supervisor import MAX_FAILED_STARTS, SILENT, url_of
 from tests.wait_until import wait_until
 
 FAKE = Path(__file__).parent / "fake_process.py"
@@ -28,7 +28,7 @@ PATIENCE = 60  # seconds; normally takes far less
 SUPERVISE = """
 import ctypes, json, socket, sys
 from pathlib import Path
-from keepsight import child_process
+from keepsight import child_process, silence, supervisor
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
@@ -40,7 +40,9 @@ child_process.SETTLING_SECONDS = 60  # on a busy machine all that a test says co
 PR_SET_CHILD_SUBREAPER = 36  # as the first process of a container is
 ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 begin_log()
-path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
+path, silent_seconds, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
+silence.SILENT_SECONDS = float(silent_seconds)
+silence.LOOK_SECONDS = supervisor.LOOK_SECONDS = min(silence.LOOK_SECONDS, silence.SILENT_SECONDS / 4)
 settings = ServerSettings(
     options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, program="",
     run_directory=Path(path), pixel_mode="shared", num_frontends=int(num_frontends), num_engines=int(num_engines),
@@ -97,6 +99,8 @@ class Stage:
         self.path.mkdir()
         self.log_path, self._address = path / "log", path / "stage"
         self.options: dict[str, object] = {"model": "some/model"}
+        # When an engine that has given a sign of life counts as silent.
+        self.silent_seconds = 1000.0
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(self._address))
         self._socket.listen()
@@ -117,7 +121,7 @@ class Stage:
     def supervise(self, *arguments: object) -> None:
         (self.path / "options").write_text(json.dumps(self.options))
         with self.log_path.open("w") as log:
-            command = [sys.executable, "-c", SUPERVISE, *map(str, (self.path, *arguments))]
+            command = [sys.executable, "-c", SUPERVISE, *map(str, (self.path, self.silent_seconds, *arguments))]
             self._supervisor = subprocess.Popen(command, stderr=log)
 
     def start_serving(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
@@ -257,6 +261,31 @@ def test_a_lost_engine_is_replaced_and_frontends_are_notified(stage: Stage) -> N
     )
     stage.wait_for_log(rf"engine-2 \(pid {successor.pid}\) is ready")
     assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [1, 0]
+
+
+def test_frontends_are_told_when_an_engine_falls_silent_and_when_it_is_heard_again(stage: Stage) -> None:
+    stage.silent_seconds = 0.2
+    _, engine, frontend = stage.start_serving(num_engines=2)
+    engine.do(["live", 0])
+    for _ in range(2):
+        assert frontend.hear() == {"type": "EngineSilent", "rank": 1}
+        engine.do(["live", 0])
+        assert frontend.hear() == {"type": "EngineHeard", "rank": 1}
+    stage.wait_for_log(rf"engine-2 \(pid {engine.pid}\) has given no sign of life for \d+ s, in state [A-Z] \(\w+\)")
+    wait_until(lambda: Totals.of_server(stage.path).numbers[SILENT] >= 0.2)
+    stage.wait_for_log(rf"engine-2 \(pid {engine.pid}\) gives signs of life again")
+    assert "killed" not in stage.log
+
+
+def test_an_engine_that_is_silent_for_too_long_is_replaced(stage: Stage) -> None:
+    stage.silent_seconds = 0.2
+    engine, frontend = stage.start_serving()
+    engine.do(["live", 0.4])
+    assert frontend.hear()["type"] == "EngineSilent"
+    assert frontend.hear()["type"] == "EngineLost"
+    stage.next()
+    stage.wait_for_log(r"killed by SIGKILL \(for its silence\); another is started")
+    assert stage.num_restarted("engine") == 1
 
 
 def test_orphaned_children_of_a_lost_frontend_are_reaped(stage: Stage) -> None:

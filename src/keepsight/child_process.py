@@ -3,6 +3,7 @@
 Decides nothing: the supervisor does.
 """
 
+import re
 import signal
 import socket
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from keepsight.ipc.control import FAILED_AT_WORK, SupervisorEnd
 from keepsight.ipc.take_signals import without_requests_to_end
+from keepsight.silence import Silence
 
 # A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.
 SETTLING_SECONDS = 3.0
@@ -28,6 +30,11 @@ class ChildProcess:
         """
         self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
         self.ready_at: float | None = None
+        # Since its last sign of life; None: it has given none so far. And for how long it may last; 0: any time.
+        self.silence: Silence | None = None
+        self.max_silent_seconds = 0.0
+        # Whether it was killed for its silence.
+        self.is_given_up = False
         ours, theirs = socket.socketpair()
         with theirs, without_requests_to_end():
             self.process = subprocess.Popen(
@@ -49,10 +56,25 @@ class ChildProcess:
             return True
         return 0 <= self.process.returncode != FAILED_AT_WORK and time.monotonic() - self.ready_at < SETTLING_SECONDS
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it has been silent for so long that it is to be replaced."""
+        silence, most = self.silence, self.max_silent_seconds
+        return silence is not None and silence.is_long and 0 < most <= silence.seconds
+
+    def describe_state(self) -> str:
+        """Return what the system says of its main thread, as "T (stopped)": a hint at why it is silent."""
+        try:
+            found = re.search(r"^State:\s+(.+)$", Path(f"/proc/{self.process.pid}/status").read_text(), re.MULTILINE)
+        except OSError:
+            found = None
+        return found[1] if found else "unknown"
+
     def describe_end(self) -> str:
         status = self.process.returncode
         if status < 0:
-            cause = " (as when memory runs out)" if status == -signal.SIGKILL else ""
+            of_kill = " (for its silence)" if self.is_given_up else " (as when memory runs out)"
+            cause = of_kill if status == -signal.SIGKILL else ""
             return f"{self} was killed by {_name_signal(-status)}{cause}"
         return f"{self} ended with status {status}"
 

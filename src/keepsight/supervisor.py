@@ -1,7 +1,7 @@
 """Start the processes of one server, watch them, restart those that die, and end them in order.
 
 Knows nothing of models, requests or HTTP: it holds the listening socket of the frontends, and tells each process what
-happens to the others. It sleeps until a signal or a message comes, or for a minute. Invariant: `_children` are the
+happens to the others. It sleeps until a signal or a message comes, or for some seconds. Invariant: `_children` are the
 processes that were started and not yet reaped, and when `run` ends there are none.
 """
 
@@ -25,9 +25,12 @@ from keepsight.checkpoint_folder import Files
 from keepsight.child_process import ChildProcess
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import (
+    Alive,
     Drain,
+    EngineHeard,
     EngineLost,
     EngineReady,
+    EngineSilent,
     Failed,
     FromProcess,
     FrontendLost,
@@ -40,18 +43,18 @@ from keepsight.ipc.control import (
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.start_folder import start_folder
 from keepsight.ipc.take_signals import INTERRUPTED
-from keepsight.observe.catalogue import RESTARTED
+from keepsight.observe.catalogue import RESTARTED, slot_of
 from keepsight.observe.counters import Counters
 from keepsight.program_identity import PYTHON
+from keepsight.silence import LOOK_SECONDS, Silence
 
 logger = logging.getLogger(__name__)
 ENGINE = (*PYTHON, "-m", "keepsight.engine.engine_process")
 FRONTEND = (*PYTHON, "-m", "keepsight.frontend.frontend_process")
 # Once the server has run, give up on the engine or frontend of one rank after this many failed starts in a row.
 MAX_FAILED_STARTS = 3
+SILENT = slot_of("engine_silent_seconds")
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
-# How often it looks whether the run directory is still there.
-LOOK_SECONDS = 60.0
 # Time for telling callers that there will be no answer, and for an engine that has nothing left to do.
 GOODBYE_SECONDS = 5.0
 
@@ -136,6 +139,8 @@ class Supervisor:
         for key, _ in self._selector.select(min(self._deadline - time.monotonic(), LOOK_SECONDS)):
             key.data()
         self._end_if_removed()
+        # After the messages that had come: signs of life among them count.
+        self._look_for_silence()
         if time.monotonic() >= self._deadline:
             self._enter(self._next_stage())
 
@@ -224,6 +229,31 @@ class Supervisor:
                 if self._stage is _Stage.STARTING:
                     raise ServerStartError(reason)
                 logger.error("%s failed: %s", child, reason)
+            case Alive(max_silent_seconds):
+                child.max_silent_seconds = max_silent_seconds
+                self._note_sign_of_life(child)
+
+    def _note_sign_of_life(self, engine: ChildProcess) -> None:
+        if engine.silence is None:
+            engine.silence = Silence()
+        elif engine.silence.end():
+            logger.warning("%s gives signs of life again", engine)
+            self._send_to_all("frontend", EngineHeard(engine.rank))
+
+    def _look_for_silence(self) -> None:
+        if self._stage is not _Stage.SERVING:
+            return
+        engines = [(child, child.silence) for child in self._of_kind("engine") if child.silence is not None]
+        for engine, silence in engines:
+            if silence.look():
+                state = engine.describe_state()
+                logger.error("%s has given no sign of life for %.0f s, in state %s", engine, silence.seconds, state)
+                self._send_to_all("frontend", EngineSilent(engine.rank))
+            if engine.is_overdue and not engine.is_given_up:
+                logger.error("%s has been silent for %.0f s: it is killed", engine, silence.seconds)
+                engine.is_given_up = True
+                engine.process.kill()
+        self._counters.set(SILENT, max((silence.seconds for _, silence in engines), default=0.0))
 
     def _note_ready(self, child: ChildProcess) -> None:
         child.ready_at = time.monotonic()

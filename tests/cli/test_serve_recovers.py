@@ -21,10 +21,12 @@ import pytest
 from keepsight.demo import checkpoint_path
 from keepsight.observe.process_memory import with_descendants
 from keepsight.program_identity import PACKAGE
+from keepsight.silence import SILENT_SECONDS
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw
 from tests.official_client import answer, complete, connect
 from tests.real_server import COMMAND, END_SECONDS, START_SECONDS, end_without_a_trace, run_directory_of, serving
+from tests.wait_until import wait_until
 
 ENDLESS = {"max_tokens": None, "stream": True, "extra_body": {"ignore_eos": True}}
 
@@ -41,6 +43,9 @@ class Server:
     def pid(self, kind: str) -> int:
         """Return the pid of the latest process of a kind."""
         return int(re.findall(rf"{kind}-\d+ \(pid (\d+)\) is ready", self.log.read_text())[-1])
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(f"http://127.0.0.1:{self.port}{path}", timeout=START_SECONDS)
 
     def kill(self, kind: str) -> None:
         os.kill(self.pid(kind), signal.SIGKILL)
@@ -84,7 +89,7 @@ def test_a_request_waiting_for_its_first_token_survives_a_killed_engine(server: 
         os.kill(server.pid("engine"), signal.SIGSTOP)
         future = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
         # The single-threaded frontend has read the request before it answers this.
-        assert httpx.get(f"http://127.0.0.1:{server.port}/ready", timeout=START_SECONDS).status_code == 200
+        assert server.get("/ready").status_code == 200
         server.kill("engine")
         assert future.result(START_SECONDS) == drawn.description
 
@@ -154,6 +159,37 @@ def test_a_server_does_not_restart_with_another_version_of_the_program(tmp_path:
         assert process.wait(END_SECONDS) == 1
     refusals = log.read_text().count("files were changed since the server started: restart the server")
     assert refusals == 3 + log.read_text().count("media workers cannot be started")
+
+
+def test_a_server_whose_engine_stands_still_says_so_until_it_goes_on(server: Server) -> None:
+    engine = server.pid("engine")
+    with server.client() as client, ThreadPoolExecutor() as threads:
+        os.kill(engine, signal.SIGSTOP)
+        future = threads.submit(complete, client, ask("Hello"), max_tokens=1)
+        wait_until(lambda: server.get("/ready").status_code == 503)
+        assert server.get("/ready").json()["status"] == "the engine gives no sign of life"
+        health = server.get("/health")
+        assert (health.status_code, health.json()["silent_engines"]) == (200, 1)
+        [silent] = re.findall(r"^keepsight_engine_silent_seconds (.+)$", server.get("/metrics").text, re.MULTILINE)
+        assert float(silent) >= SILENT_SECONDS
+        assert re.search(rf"\(pid {engine}\) has given no sign of life for .*, in state T ", server.log.read_text())
+        os.kill(engine, signal.SIGCONT)
+        assert future.result(START_SECONDS).usage.completion_tokens == 1
+    wait_until(lambda: server.get("/ready").status_code == 200)
+    assert f"(pid {engine}) gives signs of life again" in server.log.read_text()
+    assert server.pid("engine") == engine
+
+
+def test_an_engine_that_stands_still_for_longer_than_the_watchdog_allows_is_replaced(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with serving(log, "--watchdog-timeout", "10") as (process, port):
+        server = Server(process, port, log)
+        stopped = server.pid("engine")
+        os.kill(stopped, signal.SIGSTOP)
+        with server.client() as client:
+            assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
+        assert server.pid("engine") != stopped
+    assert re.search(rf"\(pid {stopped}\) was killed by SIGKILL \(for its silence\); another is", log.read_text())
 
 
 def test_a_signal_to_all_processes_lets_a_running_answer_finish(server: Server) -> None:

@@ -53,6 +53,16 @@ def test_a_request_goes_where_its_picture_is_held_even_if_others_are_less_busy()
     assert choose_engine(request("b"), [holder, idle]) is idle
 
 
+def test_a_silent_engine_gets_a_request_only_if_all_others_are_silent_or_lack_what_cannot_be_made() -> None:
+    silent, other = EngineView(), busy(500)
+    silent.is_silent = True
+    silent.hints.note_held(["a"])
+    assert choose_engine(request("a"), [silent, other]) is other
+    assert choose_engine(request("a"), [silent, other], unmakeable=["a"]) is silent
+    other.is_silent = True
+    assert choose_engine(request("a"), [silent, other]) is silent
+
+
 def test_a_picture_in_flight_to_an_engine_attracts_other_requests() -> None:
     engines = [EngineView(), EngineView()]
     first = request("a")

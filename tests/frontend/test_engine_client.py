@@ -691,6 +691,22 @@ def test_requests_of_an_engine_that_dies_go_to_the_other_with_their_pictures(cli
     client.check_invariants()
 
 
+def test_a_silent_engine_keeps_its_requests_but_gets_no_more_until_it_is_heard(client: EngineClient, ask: Ask) -> None:
+    silent, other = connect_two(client)
+    client.receive([MediaHeld(("a",))], rank=0)
+    caller = ask(prepared("1", "a"))
+    client.note_silence(0, is_silent=True)
+    client.note_silence(7, is_silent=True)  # one that is lost already
+    assert (client.num_engines, client.num_silent_engines) == (2, 1)
+    ask(prepared("2", "a"))
+    client.note_silence(0, is_silent=False)
+    ask(prepared("3", "a"))
+    assert [[each.request_id for each in engine.of(EngineRequest)] for engine in (silent, other)] == [["1", "3"], ["2"]]
+    client.receive([last("1")], rank=0)
+    assert caller.answer() == [last("1")]
+    assert client.num_silent_engines == 0
+
+
 def test_a_request_that_loses_two_engines_at_once_is_answered_by_the_next(
     client: EngineClient, clock: Clock, ask: Ask
 ) -> None:

@@ -23,6 +23,7 @@ PROGRAM = """
 import os, subprocess, sys
 from keepsight.errors import CheckpointError
 from keepsight.ipc.control import Drain, Ready, run_process
+from keepsight.ipc import control as own
 
 def main(control):
     match sys.argv[1]:
@@ -37,6 +38,11 @@ def main(control):
             control.send(Ready())
             while True:
                 os.read(os.pipe()[0], 1)
+        case "live":
+            own.SIGN_SECONDS = 0.01
+            control.give_signs_of_life(7.5)
+            control.receive()
+            return 0
         case "inherit":
             return subprocess.run([sys.executable, "-c", "import sys; sys.exit(sys.stdin.read() != '')"]).returncode
 
@@ -67,6 +73,15 @@ def pair() -> Iterator[tuple[SupervisorEnd, socket.socket]]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield SupervisorEnd(ours), theirs
+
+
+def test_a_process_that_waits_for_work_goes_on_giving_signs_of_life() -> None:
+    process, signs = Process("live"), b""
+    while signs.count(b"\n") < 3:
+        signs += process.control.connection.recv(1000)
+    assert signs.startswith(3 * b'{"type":"Alive","max_silent_seconds":7.5}\n')
+    assert process.control.try_send(Drain())
+    assert process.end()[0] == 0
 
 
 def test_lines_received_in_pieces_are_joined(pair: tuple[SupervisorEnd, socket.socket]) -> None:

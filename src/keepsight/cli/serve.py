@@ -63,8 +63,8 @@ def add_process_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--watchdog-timeout",
         type=float,
-        help="seconds that a step of an engine may take before the engine is replaced, at least 10, or 0 for any "
-        "number (default: 300 on a GPU; 0 on a CPU, where a large model's may take as long)",
+        help="seconds that a step of an engine may take, or all of its process stand still, before it is replaced, at "
+        "least 10, or 0 for any number (default: 300 on a GPU; 0 on a CPU, where a large model's may take as long)",
     )
 
 

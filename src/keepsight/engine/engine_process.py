@@ -61,13 +61,16 @@ class EngineProcess:
         )
         if engine.tiers is not None or engine.prefixes is not None:
             self._reporter = TierReporter(meter.measure_tiers, self._send)
-        self._is_asked_to_end, self._step_seconds = False, start.watchdog_seconds
-        if self._step_seconds is None:
-            self._step_seconds = 0.0 if engine.computes_on_cores else DEFAULT_SECONDS
+        self._is_asked_to_end = False
+        # How long a step may take, or this process stand still as a whole; 0: any time.
+        self.max_still_seconds = 0.0 if engine.computes_on_cores else DEFAULT_SECONDS
+        if start.watchdog_seconds is not None:
+            self.max_still_seconds = start.watchdog_seconds
 
     def run(self) -> int:
         """Run the loop until it ends. Return the exit status."""
-        watchdog = Watchdog(lambda: self._loop.beat, self._step_seconds, end_process) if self._step_seconds else None
+        seconds = self.max_still_seconds
+        watchdog = Watchdog(lambda: self._loop.beat, seconds, end_process) if seconds else None
         self._loop.run()
         if watchdog is not None:
             watchdog.close()
@@ -125,6 +128,8 @@ def main(control: ProcessEnd) -> int:
     # Everything loaded so far stays: scanning it for garbage would stop every stream for some 60 ms.
     gc.freeze()
     control.listen(process.act_on)
+    # Not before: what loads a model may hold the interpreter's lock for any time.
+    control.give_signs_of_life(process.max_still_seconds)
     control.send(Ready())
     return process.run()
 

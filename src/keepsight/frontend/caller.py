@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from keepsight.frontend.choose_engine import EngineView
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.requests import TierStatus, ToEngine, TokenOutput
+from keepsight.requests import MediaDropped, MediaHeld, TiersChanged, TierStatus, ToEngine, TokenOutput
 
 # Delivered to a caller: tokens as they come; an exception is always the last.
 Outputs = list[TokenOutput | Exception]
@@ -22,6 +22,15 @@ class ConnectedEngine(EngineView):
         super().__init__(rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
         self.send = send
         self.tiers: tuple[TierStatus, ...] = ()
+
+    def take_hint(self, hint: MediaHeld | MediaDropped | TiersChanged) -> None:
+        match hint:
+            case MediaHeld(media_hashes):
+                self.hints.note_held(media_hashes)
+            case MediaDropped(media_hashes):
+                self.hints.note_dropped(media_hashes)
+            case TiersChanged(tiers):
+                self.tiers = tiers
 
     def promise_pictures(self, prepared: PreparedRequest) -> tuple[str, ...]:
         """Promise each picture with all its parts or not at all: parts asked for later would cost a second decoding."""

@@ -31,6 +31,8 @@ class EngineView:
         self.rank = rank
         self.hints = MediaHints() if accepts_unrequested_pixels else MediaHints(max_promises=0)
         self.num_tokens_in_flight = 0
+        # Whether it has given no sign of life for long.
+        self.is_silent = False
         self._requests: dict[str, EngineRequest] = {}
         # Media hashes of the requests in flight: the engine holds them, or soon will.
         self._media: Counter[str] = Counter()
@@ -93,10 +95,12 @@ def choose_engine(
 ) -> Engine:
     """Choose by held media, then by `cache_key`, then by load; a known prefix offsets as many tokens in flight.
 
-    `unmakeable`: media whose pixels cannot be had here. Without them an engine that lacks them refuses the request.
+    `unmakeable`: media whose pixels cannot be had here. Without them an engine that lacks them refuses the request,
+    so one that has them gets it even if it is silent; else a silent one gets it only if all are.
     """
     if unmakeable:
         engines = _list_able(engines, unmakeable)
+    engines = [engine for engine in engines if not engine.is_silent] or engines
     if len(engines) == 1:
         return next(iter(engines))
     prefixes = tuple(name_prefixes(request))

@@ -76,6 +76,10 @@ class EngineClient:
     def num_engines(self) -> int:
         return len(self._engines)
 
+    @property
+    def num_silent_engines(self) -> int:
+        return sum(engine.is_silent for engine in tuple(self._engines.values()))
+
     def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
         """Return the last reported tiers of each engine that has any, by rank."""
         return {rank: engine.tiers for rank, engine in sorted(self._engines.items()) if engine.tiers}
@@ -85,6 +89,11 @@ class EngineClient:
         change = self._living_ranks.add if lives else self._living_ranks.discard
         with self._lock:
             change(rank)
+
+    def note_silence(self, rank: int, *, is_silent: bool) -> None:
+        """Note whether an engine has given no sign of life for long. It keeps its requests: it may speak again."""
+        if engine := self._engines.get(rank):  # one that is not connected now will be only when it speaks
+            engine.is_silent = is_silent
 
     def connect(self, send: Send, rank: int = 0, *, accepts_unrequested_pixels: bool = True) -> None:
         """Add an engine that is ready, and give it the waiting requests.
@@ -157,7 +166,8 @@ class EngineClient:
                     elif isinstance(output, CachesReset):  # any frontend's
                         self._media_pool.free_cleared()
                 case MediaHeld() | MediaDropped() | TiersChanged():
-                    self._take_hint(output, rank)
+                    if engine := self._engines.get(rank):
+                        engine.take_hint(output)
         self._deliver([(caller, own) for name, own in by_request.items() if (caller := self._callers.get(name))])
 
     # For callers ----------------------------------------------------------------------------------------------
@@ -314,17 +324,6 @@ class EngineClient:
         coming = engine.promise_pictures(caller.prepared)
         engine.send(dataclasses.replace(request, coming_media=coming) if coming else request)
         return coming
-
-    def _take_hint(self, hint: MediaHeld | MediaDropped | TiersChanged, rank: int) -> None:
-        if (engine := self._engines.get(rank)) is None:
-            return
-        match hint:
-            case MediaHeld(media_hashes):
-                engine.hints.note_held(media_hashes)
-            case MediaDropped(media_hashes):
-                engine.hints.note_dropped(media_hashes)
-            case TiersChanged(tiers):
-                engine.tiers = tiers
 
     def _deliver(self, deliveries: Sequence[tuple[Caller, Outputs]]) -> None:
         """Deliver outputs, waking each event loop only once: waking it costs more than a token."""

@@ -33,8 +33,10 @@ from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.control import (
     Drain,
+    EngineHeard,
     EngineLost,
     EngineReady,
+    EngineSilent,
     GiveUp,
     ProcessEnd,
     Ready,
@@ -137,6 +139,10 @@ class FrontendProcess:
                 self._links[rank].engine_is_ready(endpoint)
             case EngineLost(rank):
                 self._links[rank].engine_is_lost()
+            case EngineSilent(rank):
+                self._client.note_silence(rank, is_silent=True)
+            case EngineHeard(rank):
+                self._client.note_silence(rank, is_silent=False)
             case GiveUp(reason):
                 self._client.give_up(reason)
             case Drain():

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 # may be the cause; a process whose supervisor is gone.
 MISTAKEN, FAILED_AT_WORK, ORPHANED = 2, 3, 70
 _CHUNK_BYTES = 65536
+# Pause between two signs of life.
+SIGN_SECONDS = 5.0
 # Far more than the options of any command line: a process with so much to read is beyond hope.
 MAX_UNSENT_BYTES = 64 * 2**20
 
@@ -49,7 +52,7 @@ class StartEngine(msgspec.Struct, frozen=True, tag=True):
     endpoint: str
     # The checkpoint's files, as they were when the server started.
     files: Files
-    # The longest that one of its steps may take; 0: no limit; None: what suits the device.
+    # The longest that one of its steps may take, or that it may be silent; 0: no limit; None: what suits the device.
     watchdog_seconds: float | None
     # The program that the server was started with: `identify_program`.
     program: str
@@ -89,6 +92,18 @@ class FrontendLost(msgspec.Struct, frozen=True, tag=True):
     frontend_id: str
 
 
+class EngineSilent(msgspec.Struct, frozen=True, tag=True):
+    """It has given no sign of life for long, but its process is there."""
+
+    rank: int = 0
+
+
+class EngineHeard(msgspec.Struct, frozen=True, tag=True):
+    """It is silent no more."""
+
+    rank: int = 0
+
+
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
     """No engine will come any more: requests that wait for one must fail."""
 
@@ -99,7 +114,9 @@ class Drain(msgspec.Struct, frozen=True, tag=True):
     """Take nothing new, finish what runs, then exit."""
 
 
-ToProcess = StartEngine | StartFrontend | EngineReady | EngineLost | FrontendLost | GiveUp | Drain
+ToProcess = (
+    StartEngine | StartFrontend | EngineReady | EngineLost | EngineSilent | EngineHeard | FrontendLost | GiveUp | Drain
+)
 
 # From a process -----------------------------------------------------------------------------------------------
 
@@ -108,7 +125,14 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
     """The engine takes requests, or the frontend accepts connections."""
 
 
-FromProcess = Ready | Failed
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """A sign of life. After the first one comes the next every few seconds, unless the process stands still."""
+
+    # The process is to be replaced once it has been silent for so long; 0: however long.
+    max_silent_seconds: float
+
+
+FromProcess = Ready | Failed | Alive
 
 _from_process: msgspec.json.Decoder[FromProcess] = msgspec.json.Decoder(FromProcess)
 _to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
@@ -186,6 +210,14 @@ class ProcessEnd:
         """Act on messages on a thread, for the rest of the process's life."""
         self._start_thread(self._follow, act)
 
+    def give_signs_of_life(self, max_silent_seconds: float) -> None:
+        """Tell the supervisor now and again, for the rest of the process's life, that it does not stand still.
+
+        From a thread of its own, which waits for no work and no other lock than the interpreter's.
+        """
+        self.send(sign := Alive(max_silent_seconds))
+        self._start_thread(self._go_on_giving, sign)
+
     def send(self, message: FromProcess) -> None:
         with suppress(OSError):  # the supervisor is gone, and this process soon will be
             self._connection.sendall(msgspec.json.encode(message) + b"\n")
@@ -212,6 +244,11 @@ class ProcessEnd:
                 # A process that follows no more messages would do harm; a new one will do better.
                 logger.exception("%s could not be followed", message)
                 os._exit(1)
+
+    def _go_on_giving(self, sign: Alive) -> None:
+        while True:
+            time.sleep(SIGN_SECONDS)
+            self.send(sign)
 
 
 def run_process(main: Callable[[ProcessEnd], int]) -> int:

@@ -120,6 +120,7 @@ METRICS = (
     Metric("keepsight_recurrent_states_kept", "gauge", "States of recurrent layers that prompts may begin with."),
     Metric("keepsight_recurrent_states_evicted_total", "counter", "Kept states whose room was taken for others."),
     Metric("keepsight_encoder_cache_pinned_bytes", "gauge", "Embeddings on the device that are evicted last."),
+    Metric("keepsight_engine_silent_seconds", "gauge", "Time since the last sign of life of any engine, the longest."),
     Metric(
         "keepsight_processes_restarted_total",
         "counter",

@@ -37,6 +37,7 @@ class FakeEngine:
     failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
     is_endless: bool = False
     num_engines: int = 1
+    num_silent_engines: int = 0
     # If given, no token comes before it is set.
     is_ready: asyncio.Event | None = None
     num_cached_tokens: dict[int, int] = field(default_factory=dict)

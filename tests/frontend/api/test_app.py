@@ -238,7 +238,23 @@ def test_without_an_engine_requests_are_told_when_to_retry(client: Client, engin
     ready = client.send("GET", "/ready")
     assert (ready.status_code, ready.headers["Retry-After"], ready.json()) == (503, "2", {"status": status})
     health = client.send("GET", "/health")
-    assert (health.status_code, health.json()) == (200, {"status": status, "engines": 0, "requests": 0})
+    assert (health.status_code, health.json()) == (
+        200,
+        {"status": status, "engines": 0, "silent_engines": 0, "requests": 0},
+    )
+
+
+@pytest.mark.parametrize(
+    ("num_engines", "code", "status"), [(1, 503, "the engine gives no sign of life"), (2, 200, "ok")]
+)
+def test_a_server_is_not_ready_while_all_its_engines_are_silent(
+    client: Client, engine: FakeEngine, num_engines: int, code: int, status: str
+) -> None:
+    engine.num_engines, engine.num_silent_engines = num_engines, 1
+    ready, health = client.send("GET", "/ready"), client.send("GET", "/health")
+    assert (ready.status_code, ready.json()) == (code, {"status": status})
+    said = {"status": status, "engines": num_engines, "silent_engines": 1, "requests": 0}
+    assert (health.status_code, health.json()) == (200, said)
 
 
 def test_health_lists_tiers_and_why_one_is_set_aside(client: Client, engine: FakeEngine) -> None:
@@ -275,7 +291,7 @@ def test_a_router_learns_what_is_served(client: Client, engine: FakeEngine, num_
 
 
 def test_the_smaller_routes_answer(client: Client) -> None:
-    assert client.send("GET", "/health").json() == {"status": "ok", "engines": 1, "requests": 0}
+    assert client.send("GET", "/health").json() == {"status": "ok", "engines": 1, "silent_engines": 0, "requests": 0}
     assert client.send("GET", "/ready").json() == {"status": "ok"}
     assert client.send("GET", "/version").json() == {"version": __version__}
     [model] = client.send("GET", "/v1/models").json()["data"]

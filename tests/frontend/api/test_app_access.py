@@ -63,7 +63,10 @@ def test_without_a_key_health_says_nothing_about_callers(client: Client, engine:
     ]
     for headers in ({}, bearing("three"), {"Authorization": "Basic one"}):
         response = client.send("GET", "/health", headers=headers)
-        assert (response.status_code, response.json()) == (200, {"status": "ok", "engines": 1, "tiers": words})
+        assert (response.status_code, response.json()) == (
+            200,
+            {"status": "ok", "engines": 1, "silent_engines": 0, "tiers": words},
+        )
     for key in ("one", "two", "admin"):
         body = client.send("GET", "/health", headers=bearing(key)).json()
         assert (body["requests"], body["tiers"][0]["num_entries"], body["tiers"][1]["reason"]) == (0, 1, reason)

@@ -282,7 +282,8 @@ class Api:
             for rank, tiers in self._engine.list_tiers().items()
             for tier in tiers
         ]
-        health: dict[str, object] = {"status": self._status, "engines": self._engine.num_engines}
+        numbers = {"engines": self._engine.num_engines, "silent_engines": self._engine.num_silent_engines}
+        health: dict[str, object] = {"status": self._status, **numbers}
         if shows_all:
             health["requests"] = self._room.num_requests
         return json_response({**health, "tiers": tiers} if tiers else health)
@@ -297,6 +298,8 @@ class Api:
         """The state that a request would find now. (A server that is shutting down accepts none.)"""
         if not self._engine.num_engines:
             return "the engine is being started again"
+        if self._engine.num_silent_engines == self._engine.num_engines:
+            return "the engine gives no sign of life"
         return "ok" if self._room.has_room else "overloaded"
 
     async def version(self, _http: Request) -> Response:
