@@ -75,6 +75,20 @@ def test_keys_that_no_row_sees_are_not_read() -> None:
         torch.testing.assert_close(seen[row], alone.attend(query[row, None], keys, values, 1.0)[0])
 
 
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_position_of_nan_makes_nan_of_the_rows_that_see_it_and_of_no_others(num_rows: int) -> None:
+    """Its key alone would get no weight; but key and value are computed from the same numbers."""
+    query, keys, values = torch.randn(2 * num_rows, 2, 64), torch.randn(60, 1, 64), torch.randn(60, 1, 64)
+    keys[5], values[5] = torch.nan, torch.nan
+    query[-1, 1] = torch.nan
+    slots, other = torch.arange(30), torch.arange(30, 60)
+    begins = torch.zeros(2 * num_rows, dtype=torch.int64)
+    attended = Sight([num_rows] * 2, [slots, other], begins, begins + 30).attend(query, keys, values, 1.0)
+    assert attended[:num_rows].isnan().all()
+    assert attended[num_rows:-1].isfinite().all()
+    assert attended[-1].isnan().all(dim=-1).tolist() == [False, True]
+
+
 @pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 def test_values_that_are_not_finite_do_not_reach_earlier_tiles() -> None:

@@ -93,6 +93,11 @@ def test_a_row_has_the_same_numbers_in_whatever_company_and_by_however_many_thre
             assert torch.equal(together[:count], alone[first : first + count])
 
 
+def test_a_weight_without_inputs_is_refused_before_a_kernel_divides_by_their_number() -> None:
+    with pytest.raises(AssertionError, match="the kernels divide"):
+        make_panels(torch.empty(3, 0), "float32")
+
+
 @of_each_kind
 def test_nan_in_one_row_leaves_the_others_alone(kind: str) -> None:
     panels = make_panels(draw_weight(40, 24, kind), kind)

@@ -67,6 +67,7 @@ class Panels:
         assert (scales is not None) == (weight.dtype is torch.int8)
         self._kind: Final = _KINDS.index((weight.dtype, rounds_rows))
         self.num_outputs, self.num_inputs = weight.shape
+        assert self.num_inputs > 0, "the kernels divide by this"
         panel, of_step = number("panel"), _BYTES_OF_STEP // weight.itemsize
         num_panels, num_steps = -(-self.num_outputs // panel), -(-self.num_inputs // of_step)
         missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self.num_outputs)
@@ -104,7 +105,10 @@ class Panels:
         return ProductWork(None, None, *read, None, *sizes, self._kind, which)
 
     def rows(self, which: Tensor) -> Tensor:
-        """[count] -> [count, inputs]: return the weight's rows of some outputs."""
+        """[count] -> [count, inputs]: return the weight's rows of some outputs.
+
+        The caller must know that there are such outputs: the kernel reads wherever `which` leads.
+        """
         assert which.dtype is torch.int64
         assert which.dim() == 1
         which = which.contiguous()
