@@ -182,7 +182,7 @@ def test_a_server_whose_engine_stands_still_says_so_until_it_goes_on(server: Ser
 
 def test_an_engine_that_stands_still_for_longer_than_the_watchdog_allows_is_replaced(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with serving(log, "--watchdog-timeout", "10") as (process, port):
+    with serving(log, "--watchdog-timeout", f"{SILENT_SECONDS:g}") as (process, port):
         server = Server(process, port, log)
         stopped = server.pid("engine")
         os.kill(stopped, signal.SIGSTOP)
