@@ -205,14 +205,25 @@ def test_a_question_about_a_known_book_is_as_short_as_what_is_new_of_it() -> Non
 
 def test_what_is_left_of_a_step_takes_no_pages_from_what_is_planned_in_it() -> None:
     drive = Drive(make_config(num_blocks=105, max_num_seqs=6, max_prompt_ends=0))
-    for number in range(3):
+    for number in range(2):
         drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    drive.step()
+    drive.add(make_request("question", 30, cache_salt="question", max_tokens=20, ignore_eos=True))
     for _ in range(5):
         drive.step()
-    drive.add(make_request("question", 5, cache_salt="question"))
-    drive.step()
-    assert drive.scheduler.kv_cache.pool.num_free == 8, "all for the first book"
+    assert drive.scheduler.kv_cache.pool.num_free == 4, "too few for the next piece of the second book, too"
     assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == [("book 0", 31), ("question", 1)]
+    drive.expect_all_answered()
+
+
+@pytest.mark.parametrize(("num_blocks", "pieces"), [(158, [("book 0", 32), ("book 1", 32)]), (157, [("book 0", 32)])])
+def test_the_next_book_begins_only_if_there_are_pages_for_all_of_it_and_of_the_first(
+    num_blocks: int, pieces: list[tuple[str, int]]
+) -> None:
+    drive = Drive(make_config(num_blocks=num_blocks, max_num_seqs=6))
+    for number in range(3):
+        drive.add(make_request(f"book {number}", 300, cache_salt=f"{number}"))
+    assert [(piece.sequence_id[0], piece.length) for piece in drive.step().now] == pieces
     drive.expect_all_answered()
 
 

@@ -30,6 +30,11 @@ class Lineup:
         """The number of sequences that wait only because others are computed first."""
         return len(self.waiting) + sum(state.parked_for is ParkedFor.LANE for state in self.parked)
 
+    @property
+    def num_tokens_to_compute(self) -> int:
+        """The number of tokens that running sequences still lack, as far as these are known."""
+        return sum(state.num_tokens - state.num_computed for state in self.running)
+
     def add(self, state: RequestState) -> None:
         insort(self.waiting, state, key=by_order)
 

@@ -183,12 +183,17 @@ class Scheduler:
         return draft
 
     def _offer_rest(self, draft: StepDraft) -> None:
-        """Give what is left of the step to the long prompts that were held back; what is planned keeps its pages."""
+        """Give what is left of the step to the long prompts that were held back; what is planned keeps its pages.
+
+        One begins only if there are pages for all of it: it would take them from short prompts, and give them back.
+        """
         held_back = draft.end_reservation()
         for state in held_back:
             if state.status is Status.RUNNING:
                 self._continue_prompt(state, draft, may_preempt=False)
-        self._start_waiting(draft, [state for state in held_back if state.status is Status.WAITING])
+        if waiting := [state for state in held_back if state.status is Status.WAITING]:
+            room = self.kv_cache.pool.num_free * self._block_size - self.lineup.num_tokens_to_compute
+            self._start_waiting(draft, [state for state in waiting if state.num_tokens <= room])
 
     def _is_outdated(self, draft: StepDraft) -> bool:
         """Return whether, while it was made, preempted sequences left pages and tokens, or the encoder its turn."""
