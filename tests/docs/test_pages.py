@@ -10,6 +10,7 @@ import pytest
 
 from keepsight import LLM
 from keepsight.api_settings import ApiSettings
+from keepsight.cli.config_file import add_config_file
 from keepsight.cli.main import COMMANDS
 from keepsight.errors import AnsweredError, PictureError
 from keepsight.frontend.api.chat_request import ChatRequest
@@ -83,6 +84,8 @@ def test_the_quickstart_installs_what_make_installs() -> None:
 def parser_of(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser()
     import_module(f"keepsight.cli.{command.replace('-', '_')}").add_arguments(parser)
+    if command == "serve":
+        add_config_file(parser)
     return parser
 
 

@@ -1,5 +1,6 @@
 """The commands on the pages print what the pages say."""
 
+import argparse
 import json
 import re
 import shutil
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from keepsight.cli.config_file import fill_from_file
+from keepsight.cli.serve import add_arguments
 from tests.docs.snippets import NOT_RUN, PAGES, Reader, Snippet, commands_of, matches_documented_output, read_snippets
 
 SNIPPETS = [snippet for page in PAGES for snippet in read_snippets(page)]
@@ -46,9 +49,17 @@ def test_json_on_the_pages_is_json() -> None:
             json.loads(snippet.text)
 
 
+def test_yaml_on_the_pages_is_a_file_of_flags(tmp_path: Path) -> None:
+    path = tmp_path / "flags.yaml"
+    for snippet in SNIPPETS:
+        if snippet.language == "yaml":
+            path.write_text(snippet.text)
+            fill_from_file(argparse.Namespace(config=str(path)), add_arguments, [])
+
+
 def test_a_block_without_a_known_language_is_a_drawing() -> None:
     commands = re.compile(r"^ *(\$ |curl |keepsight |pip |python |import |from )", re.MULTILINE)
-    unknown = [each for each in SNIPPETS if each.language not in (*RUN_LANGUAGES, "json")]
+    unknown = [each for each in SNIPPETS if each.language not in (*RUN_LANGUAGES, "json", "yaml")]
     assert [each.place for each in unknown if each.language or commands.search(each.text)] == []
 
 
