@@ -62,6 +62,14 @@ def test_a_file_says_what_its_flags_would_say(tmp_path: Path, parsed: list[argpa
     assert from_file == from_words
 
 
+def test_values_are_the_words_as_they_are_written(tmp_path: Path, parsed: list[argparse.Namespace]) -> None:
+    # YAML reads these as the numbers 83, 754 and 1.1, and as a date.
+    text = "api-key: 0123\nserved-model-name: [12:34, 1.10, 2026-01-01]"
+    assert main(["serve", "--config", write(tmp_path, text)]) == 0
+    assert parsed[0].api_key == ["0123"]
+    assert parsed[0].served_model_name == ["12:34", "1.10", "2026-01-01"]
+
+
 def test_typed_flags_replace_the_file_s_wherever_they_stand(tmp_path: Path, parsed: list[argparse.Namespace]) -> None:
     path = write(tmp_path, EVERYTHING)
     # The port is the default, but typed; lists are not joined.
@@ -94,6 +102,8 @@ def test_an_empty_file_says_nothing(tmp_path: Path, parsed: list[argparse.Namesp
         ("port:", "port: cannot be empty"),
         ("no-log-requests: no way", "argument --log-requests/--no-log-requests: ignored explicit argument 'no way'"),
         ("model: [a, b]", 'model: cannot be ["a", "b"]'),
+        ("model: --log-requests", "model: cannot begin with a dash"),
+        ("served-model-name: [a, --port=9]", "served-model-name: cannot begin with a dash"),
         ("served-model-name: []", "argument --served-model-name: expected at least one argument"),
         ("dtype: float8", "argument --dtype: invalid choice: 'float8'"),
         ("- port", "must have lines such as `port: 8001`"),
@@ -101,7 +111,7 @@ def test_an_empty_file_says_nothing(tmp_path: Path, parsed: list[argparse.Namesp
     ],
 )
 def test_what_is_wrong_is_told_with_the_file_s_name(
-    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, parsed: list[argparse.Namespace], capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = write(tmp_path, text)
     assert main(["serve", "--config", path]) == 2

@@ -48,7 +48,7 @@ class _FileReader(OneLineParser):
     def spell(self, entries: dict[Any, Any]) -> Iterator[str]:
         """Yield the words of each entry. The model is first, as flags with several values would take it for one."""
         if "model" in entries:
-            yield self._as_word("model", entries["model"])
+            yield self._as_own_word("model", entries["model"])
         for key, value in entries.items():
             if key != "model":
                 yield from self._spell(key, value)
@@ -66,21 +66,40 @@ class _FileReader(OneLineParser):
         elif value is True and action.nargs == "?":
             yield flag
         elif isinstance(value, list) and action.nargs == "+":
-            yield from (flag, *(self._as_word(key, each) for each in value))
+            yield from (flag, *(self._as_own_word(key, each) for each in value))
         else:
             yield f"{flag}={self._as_word(key, value)}"
+
+    def _as_own_word(self, key: object, value: object) -> str:
+        """Return a word that stands alone, where one with a dash would be taken for a flag."""
+        word = self._as_word(key, value)
+        if word.startswith("-"):
+            self.error(f"{key}: cannot begin with a dash")
+        return word
 
     def _as_word(self, key: object, value: object) -> str:
         if value is None or isinstance(value, bool | list):
             self.error(f"{key}: cannot be {'empty' if value is None else json.dumps(value, default=str)}")
-        return json.dumps(value) if isinstance(value, dict) else str(value)
+        return json.dumps(value, default=str) if isinstance(value, dict) else str(value)
 
 
 def _read(path: str) -> dict[Any, Any]:
     import yaml  # here, as most servers have no such file
 
+    def as_written(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> object:
+        """Return a number only if it is written as this one is: a key 0123 and a name 1.10 are texts, as is a date."""
+        text = str(loader.construct_scalar(node))
+        try:
+            number = json.loads(text)
+        except ValueError:
+            return text
+        return number if str(number) == text else text
+
+    loader: Any = type("Loader", (yaml.SafeLoader,), {})
+    for kind in ("int", "float", "timestamp"):
+        loader.add_constructor(f"tag:yaml.org,2002:{kind}", as_written)
     try:
-        entries = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        entries = yaml.load(Path(path).read_text(encoding="utf-8"), loader)
     except (OSError, ValueError) as error:
         raise InvalidArgumentError(path, f"cannot be read: {getattr(error, 'strerror', None) or error}") from error
     except yaml.YAMLError as error:
