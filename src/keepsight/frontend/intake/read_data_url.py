@@ -14,8 +14,8 @@ except ImportError:
 
 # What is wrong with a text that has any of these characters.
 _FAULTS = {
-    ",": "it holds a comma: one URL has one file, so send a film as it is and not as its frames",
     ":": "it holds a colon: is it a URL itself?",
+    ",": "it holds a comma: one URL has one file, so send a film as it is and not as its frames",
     " \n\r\t": "it holds a line break or a space: send it in one line",
     "%": "it is percent-encoded: send +, / and = as they are",
     "-_": "it holds - or _ of the URL-safe alphabet: send + and / instead",
