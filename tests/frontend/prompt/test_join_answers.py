@@ -1,9 +1,12 @@
 """An answer that a client split into several messages is one again, as the model wrote it."""
 
+import os
 from typing import Any
 
 import pytest
 
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.find_beginnings import find_beginnings
 from keepsight.frontend.prompt.join_answers import join_answers
 from keepsight.frontend.prompt.read_messages import read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
@@ -33,6 +36,9 @@ THOUGHT, TEXT = answer(reasoning="Hm."), answer(content="I look.")
         ([TEXT, answer(tool_calls=calls("a", "b"))], answer(content="I look.", tool_calls=calls("a", "b"))),
         ([answer(tool_calls=calls("a")), answer(tool_calls=calls("b"))], answer(tool_calls=calls("a", "b"))),
         ([THOUGHT, TEXT], answer(reasoning="Hm.", content="I look.")),
+        # A thought that was not sent.
+        ([answer(), TEXT], answer(content="I look.")),
+        ([answer(content=[]), answer(tool_calls=calls("a"))], answer(tool_calls=calls("a"))),
         ([THOUGHT, answer(tool_calls=calls("a"))], answer(reasoning="Hm.", tool_calls=calls("a"))),
         ([THOUGHT, TEXT, answer(tool_calls=calls("a")), answer(content=[], tool_calls=calls("b"))], WHOLE),
         ([THOUGHT, answer(content=[{"type": "text", "text": "I look."}], tool_calls=calls("a", "b"))], WHOLE),
@@ -69,3 +75,21 @@ def test_the_messages_themselves_are_not_changed() -> None:
     assert len(join_answers(read)) == 1
     assert [len(each.get("tool_calls", ())) for each in read] == [0, 0, 1, 1]
     assert read == before
+
+
+def test_a_breakpoint_before_a_split_answer_holds() -> None:
+    part = {"type": "text", "text": "Where?", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    # This template refuses two turns of one role.
+    template = ChatTemplate.from_checkpoint(DEMO, {})
+    read = read_messages([{"role": "user", "content": [part]}, THOUGHT, TEXT, USER])
+    [beginning] = find_beginnings(template, read, ())
+    shared = os.path.commonprefix([beginning.text, template.render(read)])  # noqa: RUF071 - of texts
+    assert "Where?" in shared
+    assert "I look." not in shared
+
+
+def test_what_is_wrong_behind_a_split_answer_is_named_as_it_was_sent() -> None:
+    messages = [USER, TEXT, answer(tool_calls=calls("a")), {"role": "tool", "tool_call_id": "b", "content": "the sea"}]
+    with pytest.raises(InvalidArgumentError) as caught:
+        ChatTemplate.from_checkpoint(DEMO, {}).render(messages)
+    assert caught.value.field == "messages[3].tool_call_id"

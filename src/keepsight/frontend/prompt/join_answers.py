@@ -24,19 +24,24 @@ def join_answers(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         if _says_nothing(joined[-1]):
             joined[-1]["content"] = message["content"]
+        if _THOUGHT in message:
+            joined[-1][_THOUGHT] = message[_THOUGHT]
         if "tool_calls" in message:
             joined[-1].setdefault("tool_calls", []).extend(message["tool_calls"])
     return joined
 
 
 def _are_one(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    """Return whether the second message goes on with the answer of the first: a thought begins one, calls end it."""
+    """Return whether the second message goes on with the answer of the first: a thought begins one, calls end it.
+
+    A message may be empty because its thought was not sent.
+    """
     if not first["role"] == second["role"] == "assistant" or first.get("name") != second.get("name"):
         return False
+    is_begun = "tool_calls" not in first and _says_nothing(first)
     if _THOUGHT in second:
-        return False
-    is_only_thought = _THOUGHT in first and _says_nothing(first) and "tool_calls" not in first
-    return is_only_thought or ("tool_calls" in second and _says_nothing(second))
+        return is_begun and _THOUGHT not in first
+    return is_begun or ("tool_calls" in second and _says_nothing(second))
 
 
 def _says_nothing(message: Mapping[str, Any]) -> bool:

@@ -25,6 +25,7 @@ from keepsight.frontend.prompt.template_environment import compile_template, des
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
 from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.frontend.prompt.write_tools_as_text import (
+    check_results,
     write_calls_as_text,
     write_results_as_text,
     write_tools_as_text,
@@ -102,6 +103,8 @@ class ChatTemplate:
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
             self._check_is_shown(index, message, is_first=index < max(num_joined, 1))
+        if "tool" not in self._tool_words:
+            check_results(conversation.messages)
         written = join_answers(_write_contents(conversation.messages, self._content_form))
         written = _write_contents(self._with_tools(written, tools, num_joined), self._content_form)
         tools = tools if "tools" in self._tool_words else ()

@@ -11,7 +11,7 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
-from keepsight.frontend.prompt.message_contents import Content, join_all
+from keepsight.frontend.prompt.message_contents import join_all
 from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES
 
 Message = dict[str, Any]
@@ -41,16 +41,28 @@ def write_calls_as_text(message: Message, form: CallForm = BARE) -> Message:
     return {**others, "content": join_all((message["content"], written), "\n")}
 
 
+def check_results(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse a result without a call, whose name would be unknown."""
+    ids = set[str]()
+    for index, message in enumerate(messages):
+        ids |= {call["id"] for call in message.get("tool_calls", ())}
+        if message["role"] == "tool" and message.get("tool_call_id") not in ids:
+            raise InvalidArgumentError(
+                f"messages[{index}].tool_call_id", "must be the id of a call in an earlier message"
+            )
+
+
 def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
-    """Write results as the user's messages, merged with one another and with the user's messages around them."""
+    """Write checked results as the user's messages, merged with each other and the user's messages around them."""
     merged: list[list[Message]] = []  # those that become one
     names: dict[str, str] = {}
     holds_result = False
-    for index, message in enumerate(messages):
+    for message in messages:
         names |= _name_calls(message.get("tool_calls", ()))
         is_result = message["role"] == "tool"
         if is_result:
-            message = {"role": "user", "content": _write_result(message, names, f"messages[{index}]")}
+            content = join_all((f"Result of {names[message['tool_call_id']]}:", message["content"]), "\n")
+            message = {"role": "user", "content": content}
         follows_user = bool(merged) and merged[-1][-1]["role"] == message["role"] == "user"
         if follows_user and (is_result or holds_result):
             merged[-1].append(message)
@@ -90,10 +102,3 @@ def _name_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
         call["id"]: name if times[name] == 1 else f"{name} (call {number})"
         for number, (call, name) in enumerate(zip(calls, names, strict=True), start=1)
     }
-
-
-def _write_result(message: Message, names: Mapping[str, str], field: str) -> Content:
-    name = names.get(message.get("tool_call_id", ""))
-    if name is None:
-        raise InvalidArgumentError(f"{field}.tool_call_id", "must be the id of a call in an earlier message")
-    return join_all((f"Result of {name}:", message["content"]), "\n")
