@@ -188,7 +188,7 @@ def statuses_of(written: list[dict[str, Any]]) -> dict[str, int]:
 def test_lines_that_were_lost_beside_a_fatal_one_are_answered_and_that_one_fails_alone(
     tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = FragileServer(monkeypatch, fatal=["f"])
+    server = FragileServer(monkeypatch, fatal=["f"], num_first=8)
     names = [*"abcdefghij"]
     written = batch_for(tmp_path, script, max_requests=8).answer(lines_of(*names))
     assert statuses_of(written) == dict.fromkeys(names, 200) | {"f": 503}
