@@ -12,11 +12,9 @@ from typing import Any, NoReturn
 from keepsight.cli.one_line_parser import OneLineParser, flag_of
 from keepsight.errors import InvalidArgumentError
 
-_FLAG = "--config"
-
 
 def add_config_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(_FLAG, metavar="FILE", help="a YAML file of flags, such as `port: 8001`; typed flags win")
+    parser.add_argument("--config", metavar="FILE", help="a YAML file of flags, such as `port: 8001`; typed flags win")
 
 
 def fill_from_file(
