@@ -23,7 +23,7 @@ from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.reasoning_effort import Effort, spell_effort
 from keepsight.frontend.prompt.template_environment import compile_template, describe_error, make_environment
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
-from keepsight.frontend.prompt.thought_text import TAGS
+from keepsight.frontend.prompt.thought_text import TAGS, find_thought
 from keepsight.frontend.prompt.write_tools_as_text import (
     check_results,
     write_calls_as_text,
@@ -232,7 +232,8 @@ class ChatTemplate:
     def _find_whether_it_opens_thoughts(self) -> bool:
         """Find out whether a prompt ends within a thought, if no variable says otherwise."""
         prompt = self._try_out(_write_contents([_turn("user")], self._content_form))
-        return self.thought_form is not None and prompt.rstrip().endswith(self.thought_form.opening)
+        thought = None if self.thought_form is None else find_thought(self.thought_form, prompt)
+        return thought is not None and thought.is_open
 
     def _find_whether_it_drops_system_parts(self) -> bool:
         """Find this out by trial: Gemma 3's template shows only the first part of a system message."""
