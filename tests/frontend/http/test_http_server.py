@@ -205,7 +205,7 @@ async def tell_some(_scope: Scope, _receive: Receive, send: Send) -> None:
 def test_a_client_that_leaves_the_end_of_its_last_answer_unread_is_disconnected(
     loop: str, settings: dict[str, Any], last: bytes
 ) -> None:
-    server = make_server(tell_some, ApiSettings(slow_client_seconds=0.3, **settings))
+    server = make_server(tell_some, ApiSettings(slow_client_seconds=1, **settings))
     server.config.loop = loop
     state = server.server_state
     with run(server) as port, connected(port, b"") as connection:
@@ -233,7 +233,7 @@ def test_a_client_that_does_not_read_an_answer_that_failed_is_disconnected(
             await asyncio.sleep(0.001)
         raise ValueError
 
-    server = make_server(fail_at_last, ApiSettings(slow_client_seconds=0.3, **settings))
+    server = make_server(fail_at_last, ApiSettings(slow_client_seconds=1, **settings))
     with run(server) as port, connected(port, b"") as connection:
         client = over(settings, connection)
         fill_kernel(server, client)
