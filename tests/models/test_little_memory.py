@@ -31,6 +31,7 @@ from keepsight.models.cpu_products import Panels
 torch.set_num_threads(1)
 weight, hidden, out = torch.randn(8, 30_000), torch.randn(600, 30_000), torch.zeros(600, 8)
 panels, expected = Panels(weight, None), hidden @ weight.T
+panels.multiply(hidden)  # the stack has grown to what a product takes: not to find room for it ends the process
 ctypes.CDLL(None).malloc_trim(0)
 taken = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken, resource.RLIM_INFINITY))
