@@ -107,6 +107,8 @@ def test_an_empty_file_says_nothing(tmp_path: Path, parsed: list[argparse.Namesp
         ("served-model-name: []", "argument --served-model-name: expected at least one argument"),
         ("dtype: float8", "argument --dtype: invalid choice: 'float8'"),
         ("- port", "must have lines such as `port: 8001`"),
+        ("port=5: 7", "port=5: is not an option"),
+        ("port: 5\nseed: 1\nport: 6", "is not YAML: port is given twice"),
         ("port: [", "is not YAML: while parsing"),
     ],
 )

@@ -54,7 +54,9 @@ class _FileReader(OneLineParser):
     def _spell(self, key: object, value: object) -> Iterator[str]:
         flag = flag_of(str(key))
         action = self._option_string_actions.get(flag)
-        if action is None:
+        if "=" in flag:
+            self.error(f"{key}: is not an option")
+        elif action is None:
             yield flag  # which is refused, with what to write in its place
         elif isinstance(value, bool) and action.nargs == 0:
             if not value and isinstance(action, argparse.BooleanOptionalAction):
@@ -93,9 +95,17 @@ def _read(path: str) -> dict[Any, Any]:
             return text
         return number if str(number) == text else text
 
+    def each_once(loader: yaml.SafeLoader, node: yaml.MappingNode) -> object:
+        keys = [key.value for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"{key} is given twice", problem_mark=node.start_mark)
+        return loader.construct_mapping(node, deep=True)
+
     loader: Any = type("Loader", (yaml.SafeLoader,), {})
     for kind in ("int", "float", "timestamp"):
         loader.add_constructor(f"tag:yaml.org,2002:{kind}", as_written)
+    loader.add_constructor("tag:yaml.org,2002:map", each_once)
     try:
         entries = yaml.load(Path(path).read_text(encoding="utf-8"), loader)
     except (OSError, ValueError) as error:
